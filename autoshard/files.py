@@ -1,0 +1,90 @@
+"""Files that are never half-written, and fingerprints of what they hold."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from autoshard.errors import InputError
+
+
+def canonical_json(value: Any) -> str:
+    """JSON with sorted keys and no spaces: equal values give equal text."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def fingerprint(value: Any) -> str:
+    """The first 16 hex digits of the SHA-256 of `canonical_json(value)`."""
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()[:16]
+
+
+def write_atomically(path: str | Path, write: Callable[[Path], None]) -> None:
+    """Let `write` fill a temporary file beside `path`, then rename it into place.
+
+    A reader sees the old file or the whole new one, whenever the writer is killed.
+    """
+    path = Path(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    except OSError as error:
+        raise InputError(
+            f"cannot write {path}", got=error.strerror, remedy="choose a writable folder"
+        ) from error
+    os.close(descriptor)
+    temporary = Path(name)
+    try:
+        write(temporary)
+        with temporary.open("rb") as stream:
+            os.fsync(stream.fileno())
+        umask = os.umask(0)
+        os.umask(umask)
+        temporary.chmod(0o666 & ~umask)  # mkstemp makes files private
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write `text` as UTF-8, atomically."""
+    write_atomically(path, lambda temporary: _write_utf8(temporary, text))
+
+
+def _write_utf8(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+
+
+def read_text(path: str | Path, what: str) -> str:
+    """Read a UTF-8 file, or raise an `InputError` that names `what` and the path."""
+    path = Path(path)
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise InputError(f"{what} {path} does not exist", remedy="check the path") from error
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{what} {path} is not a text file",
+            got=f"byte {error.object[error.start]:#04x} at offset {error.start}",
+            allowed="UTF-8 text",
+        ) from error
+    except OSError as error:
+        raise InputError(f"cannot read {what} {path}", got=error.strerror) from error
+
+
+def read_json(path: str | Path, what: str) -> Any:
+    """Read a JSON file, or raise an `InputError` that names line and column."""
+    text = read_text(path, what)
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InputError(
+            f"{what} {path} is not JSON",
+            got=f"{error.msg} at line {error.lineno}, column {error.colno}",
+        ) from error
+    except RecursionError as error:
+        raise InputError(f"{what} {path} is nested too deeply to be read") from error
