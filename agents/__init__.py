@@ -1,0 +1,1 @@
+"""PPO policies over tables and ranks: networks, training, export."""

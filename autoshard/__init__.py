@@ -1,0 +1,1 @@
+"""Learn where embedding tables go, and run them there."""

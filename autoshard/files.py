@@ -45,7 +45,7 @@ def write_atomically(path: str | Path, write: Callable[[Path], None]) -> None:
         umask = os.umask(0)
         os.umask(umask)
         temporary.chmod(0o666 & ~umask)  # mkstemp makes files private
-        os.replace(temporary, path)
+        temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
 

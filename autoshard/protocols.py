@@ -1,7 +1,7 @@
-"""The protocols that connect the parts. Imports only data types, so nothing can go round in circles.
+"""The protocols that connect the parts. Imports only data types, so no import goes in circles.
 
 Shapes: S=shards, D=encoding width, N=shard sets (one rank of one plan each),
-P=phases (forward, backward), R=ranks, F=features.
+R=ranks, F=shard features, C=traffic features.
 """
 
 from __future__ import annotations
@@ -57,25 +57,25 @@ class CostModel(Protocol):
             float64 [N, 2], forward and backward, >= 0; 0 for an empty set.
         """
 
-    def collective_ms(self, sent_bytes_NR: FloatArray, received_bytes_NR: FloatArray) -> FloatArray:
-        """Transfer time of N all-to-alls over R ranks.
-
-        Args:
-            sent_bytes_NR: what each rank sends to all others together.
-            received_bytes_NR: what each rank gets from all others together.
+    def collective_ms(self, traffic_NC: FloatArray) -> FloatArray:
+        """Transfer time of N all-to-alls, each described by `autoshard.features.TRAFFIC_FEATURES`.
 
         Returns:
-            float64 [N], >= 0; 0 where nothing is sent or R is 1.
+            float64 [N], >= 0; 0 where nothing is sent or one rank is alone.
         """
 
     def compute_lower_bound_ms(self, encoding_SD: FloatArray, world_size: int) -> FloatArray | None:
-        """Lower bounds of max_r over all placements of these shards, float64 [2], or None."""
+        """What max_r of each phase is at least, over all placements of these shards.
+
+        Returns:
+            float64 [2], forward and backward, or None if the model has no such bound.
+        """
 
     def collective_lower_bound_ms(self, total_bytes: float, world_size: int) -> float | None:
-        """Lower bound over all ways that `total_bytes` can be spread over ranks, or None."""
+        """What an all-to-all of `total_bytes` is at least, however spread over ranks, or None."""
 
-    def is_extrapolated(self, features_SF: FloatArray, world_size: int) -> bool:
-        """Whether shards or world size lie outside the range of the measurements."""
+    def is_extrapolated(self, features_SF: FloatArray, problem: ShardingProblem) -> bool:
+        """Whether shards, world size or optimizer lie outside what was measured."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,1 @@
+"""The neural cost model: data sets, networks, training, error reports."""

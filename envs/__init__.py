@@ -1,0 +1,1 @@
+"""The placement environment (Gymnasium) and its batched form."""

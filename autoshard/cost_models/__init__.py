@@ -1,0 +1,1 @@
+"""Cost models that plan: exported networks and others, behind one protocol."""

@@ -1,0 +1,1 @@
+"""Measured truth: kernel and collective timings with their spread and fingerprint."""

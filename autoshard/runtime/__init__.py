@@ -1,0 +1,1 @@
+"""Sharded training: executes a plan on real ranks and times its phases."""

@@ -1,0 +1,1 @@
+"""Table lists, id streams and batches: published presets, generators and readers."""
