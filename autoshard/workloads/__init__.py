@@ -1,1 +1,1 @@
-"""Table lists, id streams and batches: published presets, generators and readers."""
+"""Workloads: table lists with their id streams, published, generated or measured."""
