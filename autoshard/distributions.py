@@ -151,7 +151,7 @@ def _zipf_buckets(
         edges.append(min(float(num_embeddings), math.ceil(edges[-1] * 1.25)))
     edge = np.array(edges)
     # Integrate the density between bucket edges, half a row early: exact enough
-    # for wide buckets and finite at k = 0.
+    # for wide buckets and finite at k = 0. Single rows get their exact share below.
     x = edge + shift + 0.5
     # Relative to the first edge, so that large shifts neither overflow nor cancel.
     log_x = np.log(x / x[0])
@@ -160,7 +160,10 @@ def _zipf_buckets(
     else:
         primitive = np.expm1((1.0 - exponent) * log_x) / (1.0 - exponent)
     shares = np.maximum(np.diff(primitive), 0.0)
-    return np.diff(edge), shares
+    rows = np.diff(edge)
+    single = rows == 1.0
+    shares[single] = ((edge[1:][single] + shift) / x[0]) ** -exponent / x[0]
+    return rows, shares
 
 
 def expected_unique_rows(
@@ -221,12 +224,12 @@ def sample_ids(
     The hottest rows are scattered over the table by a fixed bijection, as hashing does.
     """
     rows, shares = ids.buckets(num_embeddings)
-    starts = np.concatenate([[0.0], np.cumsum(rows)])[:-1]
-    bucket = np.searchsorted(np.cumsum(shares)[:-1], generator.random(num_lookups), side="right")
-    rank = (starts[bucket] + np.floor(generator.random(num_lookups) * rows[bucket])).astype(
-        np.int64
-    )
-    return scatter_rows(np.minimum(rank, num_embeddings - 1), num_embeddings)
+    # Invert the cumulative distribution, which is linear inside a bucket.
+    position = np.concatenate([[0.0], np.cumsum(rows)])
+    mass = np.concatenate([[0.0], np.cumsum(shares)])
+    rank = np.interp(generator.random(num_lookups), mass, position).astype(np.int64)
+    last = min(int(position[-1]), num_embeddings) - 1
+    return scatter_rows(np.minimum(rank, last), num_embeddings)
 
 
 def scatter_rows(rank: IntArray, num_embeddings: int) -> IntArray:
@@ -237,9 +240,13 @@ def scatter_rows(rank: IntArray, num_embeddings: int) -> IntArray:
     multiplier = max(1, round(num_embeddings * 0.6180339887498949))
     while math.gcd(multiplier, num_embeddings) != 1:
         multiplier += 1
-    if num_embeddings < 2**31:
+    # In pieces of the multiplier that cannot overflow int64: one piece below 2^31 rows.
+    bits = max(1, 62 - num_embeddings.bit_length())
+    num_pieces = -(-multiplier.bit_length() // bits)
+    if num_pieces == 1:
         return (rank * multiplier) % num_embeddings
-    # rank · multiplier would overflow int64 beyond 2^31 rows: split the multiplier.
-    low, high = multiplier % 2**16, multiplier // 2**16
-    partial = (rank % num_embeddings) * high % num_embeddings
-    return (partial * 2**16 + rank * low) % num_embeddings
+    row = np.zeros_like(rank)
+    for piece in reversed(range(num_pieces)):
+        digit = (multiplier >> (piece * bits)) & ((1 << bits) - 1)
+        row = ((row << bits) % num_embeddings + (rank * digit) % num_embeddings) % num_embeddings
+    return row
