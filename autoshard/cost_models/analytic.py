@@ -1,0 +1,193 @@
+"""A cost model that is a weighted sum: the simplest one, and a pattern for one's own.
+
+A shard's kernel cost is Σ_k coefficient_k · work_k over `WORK_FEATURES`; a set's is the
+sum of its shards' plus a fixed overhead. The default coefficients are a stand-in of the
+right order of magnitude for one CPU thread, not a measurement: see `DEFAULT_COEFFICIENTS_MS_KP`.
+
+Shapes: S=shards, N=shard sets, D=encoding width (here the phases), K=work features,
+P=phases (forward, backward), F=shard features, C=traffic features.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoshard.cost_models.bounds import makespan_lower_bound
+from autoshard.cost_models.ranges import MeasuredRange
+from autoshard.errors import ArtifactError, InputError
+from autoshard.features import NUM_TRAFFIC_FEATURES, NUM_WORK_FEATURES, WORK_FEATURES
+from autoshard.files import fingerprint
+from autoshard.objective import CostSource
+from autoshard.problem import ShardingProblem
+
+FloatArray = NDArray[np.float64]
+
+#: Milliseconds per unit of each work feature, forward and backward. Chosen by hand so that
+#: 8 tables × 2,048 bags × 20 ids × dim 64 with few repeated ids come to about 13 ms forward
+#: and 130 ms backward, as seen once for row-wise Adagrad on one thread of a 2-core machine.
+DEFAULT_COEFFICIENTS_MS_KP: tuple[tuple[float, float], ...] = (
+    (5.0e-6, 1.0e-5),  # bags
+    (8.0e-7, 8.0e-7),  # bag_elements
+    (3.0e-6, 1.0e-4),  # lookups: the backward sorts them
+    (4.5e-7, 2.0e-6),  # lookup_elements
+    (2.0e-6, 3.0e-5),  # unique_rows
+    (5.0e-8, 2.1e-6),  # unique_elements: the fused update reads and writes them
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnalyticCostModel:
+    """Additive kernel costs, and all-to-alls of fixed latency and bandwidth."""
+
+    coefficients_ms_KP: tuple[tuple[float, float], ...] = DEFAULT_COEFFICIENTS_MS_KP  # noqa: N815
+    """Milliseconds per unit of each of `WORK_FEATURES`, forward and backward, >= 0."""
+    shard_ms_P: tuple[float, float] = (0.002, 0.005)  # noqa: N815
+    """What every shard costs besides its work, >= 0."""
+    overhead_ms_P: tuple[float, float] = (0.02, 0.05)  # noqa: N815
+    """What a rank with at least one shard costs besides, >= 0."""
+    latency_ms: float = 0.1
+    """What an all-to-all costs besides its bytes, >= 0."""
+    bytes_per_ms: float = 1e6
+    """Bandwidth of the busiest rank in its busier direction, > 0."""
+    name: str = "analytic"
+    measured_range: MeasuredRange | None = None
+    """What fitted coefficients were fitted to; None for coefficients without measurements."""
+
+    def __post_init__(self) -> None:
+        coefficients_KP = np.asarray(self.coefficients_ms_KP, dtype=np.float64)
+        if coefficients_KP.shape != (NUM_WORK_FEATURES, 2) or not _usable(coefficients_KP):
+            raise InputError(
+                "coefficients_ms_KP is not usable",
+                got=coefficients_KP.tolist(),
+                allowed="finite numbers >= 0, one row (forward, backward) for each of "
+                f"{', '.join(WORK_FEATURES)}",
+            )
+        rows = tuple((float(forward), float(backward)) for forward, backward in coefficients_KP)
+        object.__setattr__(self, "coefficients_ms_KP", rows)
+        for field in ("shard_ms_P", "overhead_ms_P"):
+            value = np.asarray(getattr(self, field), dtype=np.float64)
+            if value.shape != (2,) or not _usable(value):
+                raise InputError(
+                    f"{field} is not usable",
+                    got=value.tolist(),
+                    allowed="two finite numbers >= 0 (forward, backward)",
+                )
+            object.__setattr__(self, field, tuple(float(v) for v in value))
+        if not math.isfinite(self.latency_ms) or self.latency_ms < 0:
+            raise InputError(
+                "latency_ms is not usable", got=self.latency_ms, allowed="a finite number >= 0"
+            )
+        if not math.isfinite(self.bytes_per_ms) or self.bytes_per_ms <= 0:
+            raise InputError(
+                "bytes_per_ms is not usable", got=self.bytes_per_ms, allowed="a finite number > 0"
+            )
+
+    @property
+    def source(self) -> CostSource:
+        """`PREDICTED`: nothing is timed."""
+        return CostSource.PREDICTED
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Identifies the coefficients."""
+        return fingerprint(self.to_json())
+
+    @cached_property
+    def _coefficients(self) -> FloatArray:
+        return np.array(self.coefficients_ms_KP)
+
+    @cached_property
+    def _shard(self) -> FloatArray:
+        return np.array(self.shard_ms_P)
+
+    @cached_property
+    def _overhead(self) -> FloatArray:
+        return np.array(self.overhead_ms_P)
+
+    def encode(self, features_SF: FloatArray) -> FloatArray:
+        """Each shard's forward and backward milliseconds, float64 [S, 2]."""
+        return features_SF[:, :NUM_WORK_FEATURES] @ self._coefficients + self._shard
+
+    def compute_ms(
+        self, encoding_sum_ND: FloatArray, num_shards_N: NDArray[np.int64]
+    ) -> FloatArray:
+        """The sum plus the overhead, float64 [N, 2]; 0 for an empty set."""
+        # A search subtracts what it added: a sum may come out a few ulp below 0.
+        cost_NP = np.maximum(encoding_sum_ND, 0.0) + self._overhead
+        return np.where(np.asarray(num_shards_N)[:, None] > 0, cost_NP, 0.0)
+
+    def collective_ms(self, traffic_NC: FloatArray) -> FloatArray:
+        """Latency plus the busiest rank's bytes over the bandwidth, float64 [N]."""
+        traffic_NC = np.asarray(traffic_NC, dtype=np.float64).reshape(-1, NUM_TRAFFIC_FEATURES)
+        world_size_N, sent_N, received_N, total_N = traffic_NC.T
+        cost_N = self.latency_ms + np.maximum(sent_N, received_N) / self.bytes_per_ms
+        return np.where((total_N > 0) & (world_size_N > 1), cost_N, 0.0)
+
+    def compute_lower_bound_ms(self, encoding_SD: FloatArray, world_size: int) -> FloatArray:
+        """The overhead of a rank in use plus `makespan_lower_bound`, float64 [2].
+
+        With at least one shard, the rank that attains the makespan bound holds one, so its
+        cost is the overhead plus its sum.
+        """
+        if len(encoding_SD) == 0:
+            return np.zeros(2)
+        return self._overhead + [
+            makespan_lower_bound(encoding_S, world_size) for encoding_S in encoding_SD.T
+        ]
+
+    def collective_lower_bound_ms(self, total_bytes: float, world_size: int) -> float:
+        """The busiest rank sends at least total_bytes / world_size."""
+        if total_bytes <= 0 or world_size <= 1:
+            return 0.0
+        return self.latency_ms + total_bytes / world_size / self.bytes_per_ms
+
+    def is_extrapolated(self, features_SF: FloatArray, problem: ShardingProblem) -> bool:
+        """True without a `measured_range`: no measurement stands behind the coefficients."""
+        return self.measured_range is None or bool(
+            self.measured_range.outside(features_SF, problem)
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The model as a plain dictionary."""
+        return {
+            "name": self.name,
+            "coefficients_ms_KP": [list(row) for row in self.coefficients_ms_KP],
+            "shard_ms_P": list(self.shard_ms_P),
+            "overhead_ms_P": list(self.overhead_ms_P),
+            "latency_ms": self.latency_ms,
+            "bytes_per_ms": self.bytes_per_ms,
+            "measured_range": self.measured_range.to_json() if self.measured_range else None,
+        }
+
+    @classmethod
+    def from_json(cls, value: Any) -> AnalyticCostModel:
+        """The inverse of `to_json`; absent keys keep their defaults.
+
+        Raises:
+            ArtifactError: a key is unknown or a value is not usable.
+        """
+        known = {field.name for field in fields(cls)}
+        if not isinstance(value, Mapping):
+            raise ArtifactError("an analytic cost model must be an object", got=repr(value)[:80])
+        if unknown := sorted(set(value) - known):
+            raise ArtifactError(
+                "unknown key in an analytic cost model", got=unknown, allowed=sorted(known)
+            )
+        arguments = dict(value)
+        if arguments.get("measured_range") is not None:
+            arguments["measured_range"] = MeasuredRange.from_json(arguments["measured_range"])
+        try:
+            return cls(**arguments)
+        except (TypeError, ValueError) as error:
+            raise ArtifactError("an analytic cost model is malformed", got=str(error)) from error
+
+
+def _usable(value: FloatArray) -> bool:
+    return bool(np.all(np.isfinite(value)) and np.all(value >= 0))
