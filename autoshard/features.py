@@ -1,4 +1,4 @@
-"""What a cost model sees of a shard and of a collective. Defined here once, for training and planning.
+"""What a cost model sees of a shard and of a collective: one definition, trained and planned with.
 
 Shapes: S=shards, F=shard features, N=collectives, C=traffic features.
 """

@@ -307,7 +307,7 @@ def _parse_table(value: Any, index: int, ids: Mapping[str, Any]) -> TablePlan:
     features = value.get("feature_names", ())
     if not isinstance(features, Sequence) or isinstance(features, str):
         raise PlanError(f"{what}: feature_names must be a list", got=repr(features)[:80])
-    table_ids = ids.get(name, {})
+    table_ids = ids.get(str(name), {})
     if not isinstance(table_ids, Mapping):
         raise PlanError(f"workload.ids of {what} must be an object", got=repr(table_ids)[:80])
     table_ids = dict(table_ids)
