@@ -1,0 +1,246 @@
+"""What to measure and how: the schema behind `conf/measure.yaml`.
+
+Plain values only (numbers, text, lists), so that the same dataclasses serve Hydra, the
+worker processes and the fingerprint that says whether a folder may be continued.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from autoshard.errors import InputError
+from autoshard.files import fingerprint
+from autoshard.problem import Optimizer
+from autoshard.runtime.capabilities import Device
+
+#: Part of every fingerprint of a run; raised when a row's meaning changes.
+MEASURE_VERSION = 1
+
+
+class CacheState(Enum):
+    """What the CPU's or GPU's caches hold when a timed kernel starts."""
+
+    WARM = "warm"
+    """Whatever the iteration before left: hot rows of the last batches, code and buffers."""
+    COLD = "cold"
+    """Nothing of the tables: a buffer of twice the last-level cache was swept before."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimingConfig:
+    """How often one thing is repeated until its median is trusted."""
+
+    warmup_iterations: int = 3
+    """Iterations before the clock counts, >= 1."""
+    min_iterations: int = 9
+    """Timed iterations at least, >= 3."""
+    max_iterations: int = 40
+    """Timed iterations at most."""
+    target_relative_error: float = 0.02
+    """Stop once the standard error of the median is at most this share of it."""
+    time_budget_s: float = 0.3
+    """Stop (after `min_iterations`) once the timed iterations took this long."""
+
+    def __post_init__(self) -> None:
+        _check_integers(self, warmup_iterations=1, min_iterations=3, max_iterations=3)
+        _check_numbers(self, target_relative_error=0.0, time_budget_s=0.0)
+        if self.max_iterations < self.min_iterations:
+            raise InputError(
+                "max_iterations is below min_iterations",
+                got=f"{self.max_iterations} < {self.min_iterations}",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelConfig:
+    """How kernels are timed."""
+
+    device: Device = Device.CPU
+    """Where the kernels run."""
+    optimizer: Optimizer = Optimizer.ROWWISE_ADAGRAD
+    """Fused into the backward."""
+    cache: CacheState = CacheState.WARM
+    num_batches: int = 3
+    """Batches drawn beforehand and cycled, so that no single one stays in the caches."""
+    timing: TimingConfig = field(default_factory=TimingConfig)
+    reference_iterations: int = 7
+    """Timed iterations of the reference kernel before and after each shard set, >= 3."""
+    arena_bytes: int = 2**30
+    """Weights of the largest shard set, per worker. Memory is touched only as used."""
+
+    def __post_init__(self) -> None:
+        _check_integers(self, num_batches=1, reference_iterations=3, arena_bytes=2**20)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingConfig:
+    """Which shard sets are drawn."""
+
+    max_tables: int = 64
+    """Most shards in a set; the number is drawn log-uniformly from 1 on."""
+    num_samples: tuple[int, ...] = (512, 1024, 2048, 4096, 8192)
+    """Samples that a kernel may see in one step (all ranks together)."""
+    column_share: float = 0.15
+    """Probability that a table appears as a half or a quarter of its columns."""
+    row_share: float = 0.10
+    """Probability that a table appears as one of 2, 4 or 8 row slices."""
+    augmented_share: float = 0.5
+    """Share of the training sets whose dims and pooling factors are replaced."""
+    pooling_jitter: float = 0.5
+    """Standard deviation of the logarithm of an augmented pooling factor's multiplier."""
+    split_shares: tuple[float, float, float] = (0.8, 0.1, 0.1)
+    """Share of tables, and of sets, in training, validation and test; each set holds
+    tables of one split only."""
+    max_iteration_ms: float = 60.0
+    """Estimated time of one forward and backward; what would exceed it is left out."""
+    max_weight_bytes: int = 2**30
+    """Weights of one set, padding included; at most the arena."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "num_samples", tuple(self.num_samples))
+        object.__setattr__(self, "split_shares", tuple(self.split_shares))
+        _check_integers(self, max_tables=1, max_weight_bytes=2**10)
+        _check_numbers(
+            self,
+            column_share=0.0,
+            row_share=0.0,
+            augmented_share=0.0,
+            pooling_jitter=0.0,
+            max_iteration_ms=0.0,
+        )
+        if not self.num_samples or any(
+            isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in self.num_samples
+        ):
+            raise InputError(
+                "num_samples is not usable", got=self.num_samples, allowed="integers >= 1"
+            )
+        if self.column_share + self.row_share > 1.0 or self.augmented_share > 1.0:
+            raise InputError(
+                "column_share + row_share, and augmented_share, are at most 1",
+                got=f"{self.column_share} + {self.row_share}, {self.augmented_share}",
+            )
+        shares = self.split_shares
+        if len(shares) != 3 or min(shares) < 0 or abs(sum(shares) - 1.0) > 1e-9 or shares[0] == 0:
+            raise InputError(
+                "split_shares is not usable",
+                got=shares,
+                allowed="three shares >= 0 that sum to 1, the first > 0",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectiveConfig:
+    """Which all-to-alls are timed, and how."""
+
+    device: Device = Device.CPU
+    """CPU uses gloo, CUDA uses NCCL with one GPU per rank."""
+    world_sizes: tuple[int, ...] = (2, 4, 8)
+    """Process groups to measure; more ranks than cores are marked `oversubscribed`."""
+    num_collectives: int = 200
+    """All-to-alls per world size."""
+    max_rank_bytes: int = 16 * 2**20
+    """Most bytes that one rank sends (or receives) to the others together."""
+    timing: TimingConfig = field(default_factory=TimingConfig)
+    item_time_limit_s: float = 60.0
+    """A collective that takes longer, start of the group included, is a failure."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "world_sizes", tuple(self.world_sizes))
+        _check_integers(self, num_collectives=0, max_rank_bytes=64)
+        _check_numbers(self, item_time_limit_s=0.0)
+        if any(
+            isinstance(size, bool) or not isinstance(size, int) or size < 2
+            for size in self.world_sizes
+        ) or len(set(self.world_sizes)) != len(self.world_sizes):
+            raise InputError(
+                "world_sizes is not usable",
+                got=self.world_sizes,
+                allowed="different integers >= 2",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasureConfig:
+    """One run of measurements."""
+
+    seed: int = 0
+    """Decides tables' splits, shard sets, traffic and order."""
+    workload: dict[str, Any] = field(
+        default_factory=lambda: {"name": "production", "num_tables": 400}
+    )
+    """The pool of tables: `name` of a registered workload, and its options."""
+    num_sets: int = 3000
+    """Shard sets to measure; a folder can be continued with more."""
+    num_repeated_sets: int = 150
+    """The first so many sets are measured once more, later: what repeats differ by is the
+    error that no cost model can get below."""
+    workers: int = 0
+    """Processes, each on a core of its own and all busy at once as in training; 0 takes
+    every core."""
+    kernels: KernelConfig = field(default_factory=KernelConfig)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    collectives: CollectiveConfig = field(default_factory=CollectiveConfig)
+    item_time_limit_s: float = 60.0
+    """A shard set that takes longer is a failure."""
+    flush_rows: int = 100
+    """Finished rows are written at the latest when there are so many …"""
+    flush_s: float = 5.0
+    """… or when the oldest is this old."""
+
+    def __post_init__(self) -> None:
+        _check_integers(self, seed=0, num_sets=0, num_repeated_sets=0, workers=0, flush_rows=1)
+        _check_numbers(self, item_time_limit_s=0.0, flush_s=0.0)
+        if self.num_repeated_sets > self.num_sets:
+            raise InputError(
+                "num_repeated_sets is above num_sets",
+                got=f"{self.num_repeated_sets} > {self.num_sets}",
+            )
+        if self.sampling.max_weight_bytes > self.kernels.arena_bytes:
+            raise InputError(
+                "sampling.max_weight_bytes is above kernels.arena_bytes",
+                got=f"{self.sampling.max_weight_bytes} > {self.kernels.arena_bytes}",
+                remedy="raise kernels.arena_bytes, or lower the other",
+            )
+
+
+def to_plain(value: Any) -> Any:
+    """A configuration as dictionaries, lists, numbers and text."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, dict):
+        return {key: to_plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_plain(item) for item in value]
+    return value
+
+
+def protocol_fingerprint(*parts: Any) -> str:
+    """Identifies what decides a row's meaning; equal for a run and its continuation."""
+    return fingerprint([MEASURE_VERSION, *map(to_plain, parts)])
+
+
+def _check_integers(config: Any, **lowest: int) -> None:
+    for name, low in lowest.items():
+        value = getattr(config, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < low:
+            raise InputError(f"{name} is not usable", got=repr(value), allowed=f"integers >= {low}")
+
+
+def _check_numbers(config: Any, **lowest: float) -> None:
+    for name, low in lowest.items():
+        value = getattr(config, name)
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not math.isfinite(value)
+            or value < low
+        ):
+            raise InputError(
+                f"{name} is not usable", got=repr(value), allowed=f"a finite number >= {low}"
+            )
