@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from autoshard.features import shard_features
 from autoshard.objective import step_ms
 from autoshard.problem import ShardingProblem
-from autoshard.protocols import CostModel
+from autoshard.protocols import Assignment, CostModel
 from autoshard.shards import ShardingType, ShardSlice, shard_load
 from autoshard.splitting import default_slices, free_capacity_bytes
 from autoshard.traffic import PeerBytes, comms_ms
@@ -77,6 +77,18 @@ class PlacementTask:
     def world_size(self) -> int:
         """How many ranks there are."""
         return self.problem.topology.world_size
+
+    def assignment(
+        self, ranks: Sequence[int], *, num_evaluations: int = 0, cut_short: bool = False
+    ) -> Assignment:
+        """What a sharder returns: a rank for each slice, and every rank for each replica."""
+        everywhere = range(self.world_size)
+        return Assignment(
+            slices=self.slices + tuple(replica for replica in self.replicas for _ in everywhere),
+            ranks=tuple(ranks) + tuple(rank for _ in self.replicas for rank in everywhere),
+            num_evaluations=num_evaluations,
+            cut_short=cut_short,
+        )
 
     @cached_property
     def sums(self) -> TaskSums:

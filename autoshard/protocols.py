@@ -82,7 +82,7 @@ class CostModel(Protocol):
 class SearchBudget:
     """What a sharder may spend. Evaluations make a run repeatable; time only cuts it short."""
 
-    num_evaluations: int = 20_000
+    num_evaluations: int = 100_000
     """Costings of one changed placement, at most."""
     time_limit_s: float | None = None
     """Wall-clock limit; None for none. A plan that it cut short says so."""
