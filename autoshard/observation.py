@@ -14,11 +14,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autoshard.placement import Candidates, PlacementState, PlacementTask
+from autoshard.placement import Candidates, PlacementState, PlacementTask, largest_of_others
 
 Float32Array = NDArray[np.float32]
 
 RANK_FEATURES = (
+    "exists",
+    "is_legal",
     "fwd_compute",
     "bwd_compute",
     "fwd_compute_with_slice",
@@ -27,12 +29,19 @@ RANK_FEATURES = (
     "objective_regret",
     "log_objective_regret",
     "compute_regret",
+    "log_compute_regret",
+    "projected_regret",
+    "log_projected_regret",
+    "fwd_share_with_slice",
+    "bwd_share_with_slice",
+    "output_share_with_slice",
+    "ids_share_with_slice",
     "memory_used",
     "memory_used_with_slice",
+    "memory_regret",
     "output_share",
     "ids_share",
     "num_slices",
-    "is_legal",
 )
 GLOBAL_FEATURES = (
     "progress",
@@ -50,6 +59,8 @@ GLOBAL_FEATURES = (
     "output_imbalance",
     "log_world_size",
     "log_num_slices",
+    "projected_objective",
+    "legal_share",
 )
 NUM_RANK_FEATURES = len(RANK_FEATURES)
 NUM_GLOBAL_FEATURES = len(GLOBAL_FEATURES)
@@ -100,8 +111,18 @@ def observe(state: PlacementState, candidates: Candidates) -> Observation:
         capacity_NR[index, : task.world_size] = np.maximum(task.capacity_bytes_R, 1)
     used_NR = 1.0 - state.free_bytes_NR / capacity_NR
     facts = _SliceFacts.of(state)
+    projected_NR = np.where(state.exists_NR, _projected_ms_NR(state, candidates, facts), 0.0)
+    projected_best_N1 = _smallest(projected_NR, legal_NR)
+    projected_regret_NR = np.maximum(projected_NR - projected_best_N1, 0.0) / scale_N1
+    memory_with_NR = used_NR + facts.memory_N[:, None] / capacity_NR
+    # 1 is an equal share of the whole task's work.
+    share_NRP = candidates.compute_ms_NRP * (world_N1 / facts.total_ms_NP)[:, None, :]
+    output_share_N1 = world_N1 / facts.total_output_N[:, None]
+    ids_share_N1 = world_N1 / facts.total_ids_N[:, None]
     ranks_NRK = np.stack(
         [
+            state.exists_NR,
+            legal_NR,
             state.compute_ms_NRP[:, :, 0] / scale_N1,
             state.compute_ms_NRP[:, :, 1] / scale_N1,
             candidates.compute_ms_NRP[:, :, 0] / scale_N1,
@@ -110,12 +131,19 @@ def observe(state: PlacementState, candidates: Candidates) -> Observation:
             regret_NR,
             np.log1p(100.0 * regret_NR),
             compute_regret_NR,
+            np.log1p(100.0 * compute_regret_NR),
+            projected_regret_NR,
+            np.log1p(100.0 * projected_regret_NR),
+            share_NRP[:, :, 0],
+            share_NRP[:, :, 1],
+            (state.output_bytes_NR + facts.output_N[:, None]) * output_share_N1,
+            (state.ids_bytes_NR + facts.ids_N[:, None]) * ids_share_N1,
             used_NR,
-            used_NR + facts.memory_N[:, None] / capacity_NR,
-            state.output_bytes_NR * world_N1 / facts.total_output_N[:, None],
-            state.ids_bytes_NR * world_N1 / facts.total_ids_N[:, None],
+            memory_with_NR,
+            memory_with_NR - _smallest(memory_with_NR, legal_NR),
+            state.output_bytes_NR * output_share_N1,
+            state.ids_bytes_NR * ids_share_N1,
             state.num_slices_NR * world_N1 / slices_N1,
-            legal_NR,
         ],
         axis=2,
     )
@@ -138,12 +166,34 @@ def observe(state: PlacementState, candidates: Candidates) -> Observation:
             _imbalance(state.output_bytes_NR, world_N1[:, 0]),
             np.log2(world_N1[:, 0]) / 4.0,
             np.log2(slices_N1[:, 0]) / 8.0,
+            projected_best_N1[:, 0] / scale_N,
+            legal_NR.sum(axis=1) / world_N1[:, 0],
         ],
         axis=1,
     )
     return Observation(
         ranks_NRK=_bounded(ranks_NRK), globals_NG=_bounded(globals_NG), legal_NR=legal_NR
     )
+
+
+def _projected_ms_NR(
+    state: PlacementState, candidates: Candidates, facts: _SliceFacts
+) -> NDArray[np.float64]:
+    """The objective if all that is still to come could be spread like a fluid.
+
+    Each compute term is then its largest rank so far or the mean of everything, whichever is
+    more: a rank that would stand above the mean in the end is seen long before the end.
+    Communication is taken as it is with the slice placed.
+    """
+    compute_NRP = candidates.compute_ms_NRP
+    world_N = state.world_size_N.astype(np.float64)
+    projected_NR = candidates.fwd_comms_ms_NR + candidates.bwd_comms_ms_NR
+    for phase in range(2):
+        held_NR = state.compute_ms_NRP[:, :, phase]
+        mean_N = (held_NR.sum(axis=1) + facts.remaining_ms_NP[:, phase]) / world_N
+        slowest_NR = np.maximum(compute_NRP[:, :, phase], largest_of_others(held_NR))
+        projected_NR = projected_NR + np.maximum(slowest_NR, mean_N[:, None])
+    return projected_NR
 
 
 def _bounded(values: NDArray[np.float64]) -> Float32Array:
@@ -167,6 +217,7 @@ class _SliceFacts:
     """Each task's current slice, and what is still to come."""
 
     memory_N: NDArray[np.float64]
+    ids_N: NDArray[np.float64]
     output_N: NDArray[np.float64]
     alone_ms_NP: NDArray[np.float64]
     next_alone_ms_N: NDArray[np.float64]
@@ -180,6 +231,7 @@ class _SliceFacts:
     def of(cls, state: PlacementState) -> _SliceFacts:
         num = len(state)
         memory, output, following = np.zeros(num), np.zeros(num), np.zeros(num)
+        ids = np.zeros(num)
         alone, remaining, total = np.zeros((num, 2)), np.zeros((num, 2)), np.ones((num, 2))
         remaining_bytes, total_output, total_ids = np.zeros(num), np.ones(num), np.ones(num)
         for index, (task, position) in enumerate(zip(state.tasks, state.position_N, strict=True)):
@@ -192,11 +244,13 @@ class _SliceFacts:
             if position < task.num_slices:
                 memory[index] = task.memory_bytes_S[position]
                 output[index] = task.output_bytes_S[position]
+                ids[index] = task.ids_bytes_S[position]
                 alone[index] = task.alone_ms_SP[position]
             if position + 1 < task.num_slices:
                 following[index] = task.alone_ms_SP[position + 1].sum()
         return cls(
             memory_N=memory,
+            ids_N=ids,
             output_N=output,
             alone_ms_NP=alone,
             next_alone_ms_N=following,
