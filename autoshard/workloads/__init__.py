@@ -1,1 +1,8 @@
-"""Workloads: table lists with their id streams, published, generated or measured."""
+"""Workloads: table lists with their id streams, published, generated or measured.
+
+Importing the package registers the workloads of `registry.WORKLOADS`.
+"""
+
+from autoshard.workloads import dlrm_tables as dlrm_tables
+from autoshard.workloads import presets as presets
+from autoshard.workloads import production as production
