@@ -13,7 +13,6 @@ from __future__ import annotations
 import gzip
 import io
 import pickle
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,9 +24,10 @@ from numpy.typing import NDArray
 from autoshard.distributions import sample_ids
 from autoshard.errors import InputError
 from autoshard.files import write_atomically
-from autoshard.tables import Table, check_tables
+from autoshard.tables import BagLengths, Table, check_tables
 from autoshard.workloads.batches import sample_lengths
 from autoshard.workloads.dlrm_tables import MIN_NUM_EMBEDDINGS, NEUROSHARD_DIMS, draw_dims
+from autoshard.workloads.registry import register_workload
 from autoshard.workloads.reuse_counts import measured_distribution
 
 if TYPE_CHECKING:
@@ -158,6 +158,7 @@ def dlrm_dataset_tables(
     for index in range(dataset.num_tables):
         ids = dataset.table_ids(index)
         rows = max(int(ids.max()) + 1 if ids.size else 0, MIN_NUM_EMBEDDINGS)
+        spread = int(np.ptp(dataset.lengths[index]))
         _, counts = np.unique(ids, return_counts=True)
         tables.append(
             Table(
@@ -166,9 +167,24 @@ def dlrm_dataset_tables(
                 embedding_dim=int(columns[index]),
                 pooling_factor=ids.size / dataset.num_samples,
                 ids=measured_distribution(counts),
+                bag_lengths=BagLengths.CONSTANT if spread <= 1 else BagLengths.POISSON,
             )
         )
     return tuple(tables)
+
+
+@register_workload("dlrm_dataset")
+def dlrm_file_tables(
+    path: str | Path,
+    *,
+    dims: Sequence[int] = NEUROSHARD_DIMS,
+    embedding_dims: Sequence[int] | None = None,
+    seed: int = 0,
+) -> tuple[Table, ...]:
+    """Read a file and measure its tables: see `read_dlrm_dataset`, `dlrm_dataset_tables`."""
+    return dlrm_dataset_tables(
+        read_dlrm_dataset(path), dims=dims, embedding_dims=embedding_dims, seed=seed
+    )
 
 
 def make_dlrm_dataset(tables: Sequence[Table], num_samples: int, *, seed: int) -> DlrmDataset:
@@ -246,18 +262,22 @@ def _load(path: Path) -> Any:
             return torch.load(io.BytesIO(stream.read()), map_location="cpu", weights_only=True)
     except FileNotFoundError as error:
         raise InputError(f"dataset {path} does not exist", remedy="check the path") from error
+    except (InputError, MemoryError):
+        raise
     except pickle.UnpicklingError as error:
         raise InputError(
             f"dataset {path} holds something else than tensors",
-            got=str(error).splitlines()[0],
+            got=_first_line(error),
             allowed="(indices, offsets, lengths), saved with torch.save",
         ) from error
-    except (EOFError, OSError, RuntimeError, ValueError, zlib.error) as error:
-        if isinstance(error, InputError):
-            raise
+    except Exception as error:  # a damaged stream makes the unpickler fail in any way
         raise InputError(
-            f"dataset {path} cannot be read", got=str(error).splitlines()[0], remedy=_REMEDY
+            f"dataset {path} cannot be read", got=_first_line(error), remedy=_REMEDY
         ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _whole_numbers(tensor: Any, what: str, num_dims: int) -> IntArray:

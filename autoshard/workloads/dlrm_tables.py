@@ -27,7 +27,7 @@ NEUROSHARD_DIMS = (4, 8, 16, 32, 64, 128)
 #: The papers count at least this many rows per table.
 MIN_NUM_EMBEDDINGS = 100
 #: Mean pooling factor that `draw_statistics` tends to (seen over 400,000 tables).
-_PRODUCTION_MEAN_POOLING = 16.40
+_PRODUCTION_MEAN_POOLING = 16.02
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -68,9 +68,9 @@ REUSE_2021 = ReuseLaw(
 )
 #: Fitted to `2022/fbgemm_t788_bs131072_0` (788 tables × 131,072 samples).
 REUSE_2022 = ReuseLaw(
-    exponent_mean=3.16,
-    exponent_std=0.23,
-    log_shift_at_one=0.055,
-    log_shift_slope=0.828,
-    log_shift_std=0.72,
+    exponent_mean=3.52,
+    exponent_std=0.24,
+    log_shift_at_one=0.053,
+    log_shift_slope=0.845,
+    log_shift_std=0.62,
 )
