@@ -144,7 +144,15 @@ class CollectiveConfig:
     """All-to-alls per world size."""
     max_rank_bytes: int = 16 * 2**20
     """Most bytes that one rank sends (or receives) to the others together."""
-    timing: TimingConfig = field(default_factory=TimingConfig)
+    timing: TimingConfig = field(
+        default_factory=lambda: TimingConfig(
+            min_iterations=15,
+            max_iterations=300,
+            target_relative_error=0.03,
+            time_budget_s=0.25,
+        )
+    )
+    """More repetitions than for kernels: what the system's scheduler does dominates them."""
     item_time_limit_s: float = 60.0
     """A collective that takes longer, start of the group included, is a failure."""
 

@@ -1,0 +1,188 @@
+"""Reads measured rows for training and reports, and refuses what must not be mixed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from autoshard.errors import InputError
+from autoshard.features import shard_features
+from autoshard.measure.schema import TRUST_COLUMNS, RowKind, arrow_schema
+from autoshard.measure.slices_json import slices_from_text
+from autoshard.measure.store import measurement_files, read_part
+from autoshard.problem import TrainingConfig, parse_optimizer
+from autoshard.shards import ShardSlice
+
+#: Rows that differ here answer different questions. The optimizer is not among them: it
+#: is a property of the workload, and stands in its own column.
+SETTING_COLUMNS: dict[RowKind, tuple[str, ...]] = {
+    RowKind.KERNELS: ("device", "cache", "threads", "concurrent_workers"),
+    RowKind.COLLECTIVES: ("device", "backend", "threads"),
+}
+#: Reference timings of so many consecutive rows of a worker are taken together.
+_REFERENCE_WINDOW = 5
+
+
+def load_kernel_rows(
+    paths: str | Path | Sequence[str | Path],
+    *,
+    allow_mixed: bool = False,
+    normalise: bool = False,
+) -> pd.DataFrame:
+    """Read kernel measurements.
+
+    Args:
+        paths: part folder(s) or merged file(s).
+        allow_mixed: accept rows of different machines, versions or settings.
+        normalise: see `normalise_by_reference`.
+
+    Returns:
+        One row per measured shard set, columns as in `schema.KERNEL_COLUMNS`, ordered by
+        number and pass.
+
+    Raises:
+        InputError: a file is missing, torn or foreign; rows are mixed, occur twice, or do
+            not say how they were measured.
+    """
+    frame = _load(paths, RowKind.KERNELS, allow_mixed=allow_mixed)
+    return normalise_by_reference(frame) if normalise else frame
+
+
+def load_collective_rows(
+    paths: str | Path | Sequence[str | Path], *, allow_mixed: bool = False
+) -> pd.DataFrame:
+    """Read measurements of all-to-alls; see `load_kernel_rows`."""
+    return _load(paths, RowKind.COLLECTIVES, allow_mixed=allow_mixed)
+
+
+def normalise_by_reference(frame: pd.DataFrame) -> pd.DataFrame:
+    """Take the machine's drift out of kernel timings.
+
+    Each row's times are multiplied by (median reference time of all rows of the machine
+    and protocol) / (reference time around the row), forward and backward each with their
+    own. The reference around a row is the median over neighbouring rows of its worker,
+    so that its own noise stays out.
+    """
+    frame = frame.copy()
+    by_run = [frame["hardware_fingerprint"], frame["protocol"]]
+    in_time = frame.sort_values("measured_at", kind="stable")
+    for phase in ("fwd", "bwd"):
+        reference = f"reference_{phase}_ms"
+        around = in_time.groupby(["hardware_fingerprint", "protocol", "worker"])[
+            reference
+        ].transform(lambda r: r.rolling(_REFERENCE_WINDOW, center=True, min_periods=1).median())
+        usual = frame[reference].groupby(by_run).transform("median")
+        factor = usual / around.reindex(frame.index)
+        for suffix in ("ms", "p20_ms", "p80_ms", "min_ms", "wall_ms"):
+            frame[f"{phase}_{suffix}"] *= factor
+    return frame
+
+
+def row_slices(row: Mapping[str, Any]) -> tuple[ShardSlice, ...]:
+    """The shard set of a kernel row."""
+    return slices_from_text(row["slices"], f"row {row['key']}")
+
+
+def row_training(row: Mapping[str, Any]) -> TrainingConfig:
+    """The training that describes a kernel row: its samples as one rank's batch."""
+    return TrainingConfig(
+        batch_size=int(row["num_samples"]), optimizer=parse_optimizer(row["optimizer"])
+    )
+
+
+def row_features(row: Mapping[str, Any]) -> NDArray[np.float64]:
+    """The features of a kernel row's shards, float64 [S, F], as planning computes them."""
+    return shard_features(row_slices(row), row_training(row), world_size=1)
+
+
+def _load(
+    paths: str | Path | Sequence[str | Path], kind: RowKind, *, allow_mixed: bool
+) -> pd.DataFrame:
+    tables: list[pa.Table] = []
+    environments: dict[str, Any] = {}
+    for path in measurement_files(paths):
+        rows, metadata = read_part(path)
+        if metadata["kind"] != kind.value:
+            raise InputError(
+                f"{path} holds another kind of measurements",
+                got=metadata["kind"],
+                allowed=kind.value,
+            )
+        _check_columns(path, rows, kind)
+        environments.update(metadata.get("environments", {}))
+        tables.append(rows.select(arrow_schema(kind).names).replace_schema_metadata(None))
+    frame = pa.concat_tables(tables).to_pandas()
+    if not allow_mixed:
+        _check_unmixed(frame, kind, environments)
+    same = ["key", "hardware_fingerprint", "software_fingerprint"]
+    if (twice := frame.duplicated(same)).any():
+        raise InputError(
+            "a measured row occurs twice",
+            got=frame.loc[twice, "key"].iloc[0],
+            remedy="name either a merged file or the parts it was made of",
+        )
+    order = ["protocol", "hardware_fingerprint", "index", "pass"]
+    return frame.sort_values(order, kind="stable").reset_index(drop=True)
+
+
+def _check_columns(path: Path, rows: pa.Table, kind: RowKind) -> None:
+    schema = arrow_schema(kind)
+    if missing := [name for name in schema.names if name not in rows.column_names]:
+        raise InputError(
+            f"measurements {path} lack columns",
+            got=", ".join(missing),
+            remedy="measure again: a timing without its warm-up, repetitions and spread "
+            "cannot be judged",
+        )
+    for field in schema:
+        if rows.schema.field(field.name).type != field.type:
+            raise InputError(
+                f"measurements {path}: column {field.name!r} has another type",
+                got=rows.schema.field(field.name).type,
+                allowed=field.type,
+            )
+    for name in TRUST_COLUMNS[kind]:
+        values = rows[name]
+        numbers = values.to_numpy()
+        lowest = 1 if name in ("warmup_iterations", "iterations") else 0
+        if values.null_count or not np.all(np.isfinite(numbers) & (numbers >= lowest)):
+            raise InputError(
+                f"measurements {path}: column {name!r} holds values that are not usable",
+                allowed=f"finite numbers >= {lowest}, and no blanks",
+                remedy="measure these rows again, with a warm-up",
+            )
+
+
+def _check_unmixed(
+    frame: pd.DataFrame, kind: RowKind, environments: Mapping[str, Mapping[str, Any]]
+) -> None:
+    for column in ("hardware_fingerprint", "software_fingerprint", *SETTING_COLUMNS[kind]):
+        values = sorted(frame[column].unique().tolist())
+        if len(values) > 1:
+            named = [f"{v} ({_differing(v, values, environments)})" for v in map(str, values)]
+            raise InputError(
+                f"measurements with different {column} are mixed",
+                got=" and ".join(named) if "fingerprint" in column else values,
+                allowed="rows of one machine, of the same versions and settings",
+                remedy="load one of them, or pass allow_mixed=True if you mean it",
+            )
+
+
+def _differing(
+    name: str, names: Sequence[str], environments: Mapping[str, Mapping[str, Any]]
+) -> str:
+    """What sets one environment apart from the others."""
+    described = [environments.get(str(other), {}) for other in names]
+    mine = environments.get(name, {})
+    parts = [
+        f"{key} {mine.get(key, 'none')}"
+        for key in sorted({key for environment in described for key in environment})
+        if any(environment.get(key) != mine.get(key) for environment in described)
+    ]
+    return ", ".join(parts) or "not described"

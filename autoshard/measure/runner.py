@@ -1,0 +1,337 @@
+"""Runs measurements: draws what is missing, spreads it over processes, stores the rows.
+
+The only file of `measure` that knows all the others. `experiments/measure.py` and tests
+call it; a folder holds `kernels/` and `collectives/`, and calling again continues it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from autoshard.errors import InputError
+from autoshard.features import TRAFFIC_FEATURES
+from autoshard.measure.collectives import check_world_size, time_collectives
+from autoshard.measure.config import (
+    KernelConfig,
+    MeasureConfig,
+    protocol_fingerprint,
+    to_plain,
+)
+from autoshard.measure.environment import available_cores, describe_environment, pin_to_core
+from autoshard.measure.kernel_set import check_supported
+from autoshard.measure.repetition import Repetitions
+from autoshard.measure.sampling import ShardSet, ShardSetSampler
+from autoshard.measure.schema import RowKind
+from autoshard.measure.slices_json import slices_to_text
+from autoshard.measure.store import PartStore
+from autoshard.measure.traffic_sampling import Traffic, draw_traffic
+from autoshard.measure.workers import run_tasks
+from autoshard.runtime.capabilities import Device
+from autoshard.shards import ShardSlice
+from autoshard.tables import Table, tables_fingerprint
+
+#: Called with rows done (earlier runs included), rows in all, and what was just measured.
+Progress = Callable[[int, int, str], None]
+
+KERNELS_FOLDER = "kernels"
+COLLECTIVES_FOLDER = "collectives"
+_THREADS = 1
+_ORDER_STREAM, _BATCH_STREAM = 5, 6
+
+
+@dataclass(frozen=True)
+class _KernelTask:
+    order: int
+    pass_: int
+    shard_set: ShardSet
+    seed: int
+
+    def __str__(self) -> str:
+        drawn = self.shard_set
+        return f"shard set {drawn.index}: {len(drawn.slices)} shard(s), {drawn.num_samples} samples"
+
+
+def measure_kernels(
+    config: MeasureConfig,
+    tables: Sequence[Table],
+    out_dir: str | Path,
+    progress: Progress = lambda done, total, what: None,
+) -> int:
+    """Measure the shard sets that are still missing in `out_dir`/kernels.
+
+    Args:
+        config: what to measure and how; `config.workload` is not read here.
+        tables: the pool that shard sets are drawn from.
+        out_dir: created if missing; continued if an earlier run was cut short.
+        progress: told after each row.
+
+    Returns:
+        Rows measured by this call.
+
+    Raises:
+        InputError: the pool, the budget or the number of workers is not usable, or the
+            folder holds something else.
+        UnsupportedError: the device has no such optimizer or data type.
+        WorkerError: a worker failed, died or took too long. Finished rows are kept.
+    """
+    kernels = config.kernels
+    check_supported(
+        [ShardSlice.whole(table) for table in tables], kernels.optimizer, kernels.device
+    )
+    num_workers = resolve_workers(config)
+    sampler = ShardSetSampler(tables, config.sampling, seed=config.seed)
+    described = {
+        "seed": config.seed,
+        "kernels": to_plain(kernels),
+        "sampling": to_plain(config.sampling),
+        "tables": tables_fingerprint(tables),
+        "workers": num_workers,
+    }
+    protocol = protocol_fingerprint(described)
+    environment = describe_environment(_THREADS)
+    cores = available_cores()
+    schedule = kernel_schedule(config)
+    with ExitStack() as stack:
+        store = stack.enter_context(
+            PartStore(
+                Path(out_dir) / KERNELS_FOLDER,
+                RowKind.KERNELS,
+                environment=environment,
+                protocol=protocol,
+                config=described,
+                flush_rows=config.flush_rows,
+                flush_s=config.flush_s,
+            )
+        )
+
+        def key(index: int, pass_: int) -> str:
+            return f"{protocol}-{index:06d}-{pass_}"
+
+        missing = [
+            (order, index, pass_)
+            for order, (index, pass_) in enumerate(schedule)
+            if key(index, pass_) not in store.finished
+        ]
+        done = len(schedule) - len(missing)
+        tasks = (
+            _KernelTask(order, pass_, sampler.draw(index), _batch_seed(config.seed, index, pass_))
+            for order, index, pass_ in missing
+        )
+        answers = run_tasks(
+            partial(_make_kernel_handler, kernels, cores),
+            tasks,
+            num_workers=min(num_workers, len(missing)),
+            time_limit_s=config.item_time_limit_s,
+            on_idle=store.flush_if_due,
+        )
+        # Closed here, and not when garbage is collected: that ends the workers.
+        for task, timing in stack.enter_context(closing(answers)):
+            drawn = task.shard_set
+            store.add(
+                {
+                    "key": key(drawn.index, task.pass_),
+                    "protocol": protocol,
+                    "seed": config.seed,
+                    "index": drawn.index,
+                    "pass": task.pass_,
+                    "order": task.order,
+                    "device": kernels.device.value,
+                    "concurrent_workers": num_workers,
+                    "threads": _THREADS,
+                    "hardware_fingerprint": environment.hardware_fingerprint,
+                    "software_fingerprint": environment.software_fingerprint,
+                    "split": drawn.split.value,
+                    "augmented": drawn.augmented,
+                    "num_slices": len(drawn.slices),
+                    "num_samples": drawn.num_samples,
+                    "optimizer": kernels.optimizer.value,
+                    "cache": kernels.cache.value,
+                    "slices": slices_to_text(drawn.slices),
+                    **timing,
+                }
+            )
+            done += 1
+            progress(done, len(schedule), str(task))
+    return len(missing)
+
+
+def measure_collectives(
+    config: MeasureConfig,
+    out_dir: str | Path,
+    progress: Progress = lambda done, total, what: None,
+) -> int:
+    """Measure the all-to-alls that are still missing in `out_dir`/collectives.
+
+    Args:
+        config: its `seed`, `collectives` and flush limits are read.
+        out_dir: created if missing; continued if an earlier run was cut short.
+        progress: told after each row.
+
+    Returns:
+        Rows measured by this call.
+
+    Raises:
+        InputError: more ranks than GPUs, or the folder holds something else.
+        WorkerError: a rank failed, died or took too long. Finished rows are kept.
+    """
+    collectives = config.collectives
+    described = {
+        "seed": config.seed,
+        "device": collectives.device.value,
+        "max_rank_bytes": collectives.max_rank_bytes,
+        "timing": to_plain(collectives.timing),
+    }
+    protocol = protocol_fingerprint(described)
+    environment = describe_environment(_THREADS)
+    num_cores = len(available_cores())
+    for world_size in collectives.world_sizes:
+        check_world_size(world_size, collectives.device)
+    traffics = collective_schedule(config)
+    with ExitStack() as stack:
+        store = stack.enter_context(
+            PartStore(
+                Path(out_dir) / COLLECTIVES_FOLDER,
+                RowKind.COLLECTIVES,
+                environment=environment,
+                protocol=protocol,
+                config=described,
+                flush_rows=config.flush_rows,
+                flush_s=config.flush_s,
+            )
+        )
+
+        def key(traffic: Traffic) -> str:
+            return f"{protocol}-{traffic.world_size:03d}-{traffic.index:06d}"
+
+        order = {key(traffic): number for number, traffic in enumerate(traffics)}
+        missing = [traffic for traffic in traffics if key(traffic) not in store.finished]
+        done = len(traffics) - len(missing)
+        timings = time_collectives(missing, collectives)
+        for traffic, timing in stack.enter_context(closing(timings)):
+            crowded = collectives.device is Device.CPU and traffic.world_size > num_cores
+            store.add(
+                {
+                    "key": key(traffic),
+                    "protocol": protocol,
+                    "seed": config.seed,
+                    "index": traffic.index,
+                    "pass": 0,
+                    "order": order[key(traffic)],
+                    "measured_at": _now(),
+                    "device": collectives.device.value,
+                    "worker": 0,
+                    "pinned": not crowded,
+                    "concurrent_workers": traffic.world_size,
+                    "threads": _THREADS,
+                    "hardware_fingerprint": environment.hardware_fingerprint,
+                    "software_fingerprint": environment.software_fingerprint,
+                    "iterations": timing.iterations,
+                    "warmup_iterations": timing.warmup_iterations,
+                    "reached_target": timing.reached_target,
+                    "backend": "gloo" if collectives.device is Device.CPU else "nccl",
+                    "direction": traffic.direction.value,
+                    "oversubscribed": crowded,
+                    **dict(zip(TRAFFIC_FEATURES, traffic.features().tolist(), strict=True)),
+                    "bytes_per_peer": list(traffic.bytes_per_peer),
+                    **_columns("transfer", timing.transfer),
+                    "wait_ms": timing.wait_ms,
+                }
+            )
+            done += 1
+            what = f"all-to-all {traffic.index} on {traffic.world_size} ranks"
+            progress(done, len(traffics), what)
+    return len(missing)
+
+
+def resolve_workers(config: MeasureConfig) -> int:
+    """How many processes measure kernels at once.
+
+    Raises:
+        InputError: more than there are cores, which would time each other's pauses.
+    """
+    num_cores = len(available_cores())
+    if config.workers > num_cores:
+        raise InputError(
+            "more measuring workers than cores", got=config.workers, allowed=f"1..{num_cores}"
+        )
+    if config.kernels.device is Device.CUDA:
+        import torch
+
+        return min(config.workers or num_cores, max(1, torch.cuda.device_count()))
+    return config.workers or num_cores
+
+
+def kernel_schedule(config: MeasureConfig) -> list[tuple[int, int]]:
+    """(index, pass) in the order of measurement: shuffled, repeats after all others."""
+    schedule: list[tuple[int, int]] = []
+    for pass_, count in enumerate((config.num_sets, config.num_repeated_sets)):
+        rng = np.random.default_rng([_ORDER_STREAM, config.seed, pass_])
+        schedule.extend((int(index), pass_) for index in rng.permutation(count))
+    return schedule
+
+
+def collective_schedule(config: MeasureConfig) -> list[Traffic]:
+    """All-to-alls in the order of measurement: largest groups first, as drawn within."""
+    collectives = config.collectives
+    return [
+        draw_traffic(index, world_size, collectives.max_rank_bytes, seed=config.seed)
+        for world_size in sorted(collectives.world_sizes, reverse=True)
+        for index in range(collectives.num_collectives)
+    ]
+
+
+def _batch_seed(seed: int, index: int, pass_: int) -> int:
+    return int(np.random.SeedSequence([_BATCH_STREAM, seed, index, pass_]).generate_state(1)[0])
+
+
+def _make_kernel_handler(
+    config: KernelConfig, cores: Sequence[int], worker: int
+) -> Callable[[_KernelTask], dict[str, Any]]:
+    """Runs in the worker: one meter for its whole life."""
+    from autoshard.measure.kernels import KernelMeter
+
+    pinned = pin_to_core(cores[worker % len(cores)])
+    meter = KernelMeter(config, device_index=worker if config.device is Device.CUDA else 0)
+
+    def handle(task: _KernelTask) -> dict[str, Any]:
+        before = meter.measure_reference()
+        timing = meter.measure(task.shard_set.slices, task.shard_set.num_samples, seed=task.seed)
+        after = meter.measure_reference()
+        plain = {
+            field.name: getattr(timing, field.name)
+            for field in dataclasses.fields(timing)
+            if field.name not in ("fwd", "bwd")
+        }
+        return {
+            **plain,
+            **_columns("fwd", timing.fwd),
+            **_columns("bwd", timing.bwd),
+            "reference_fwd_ms": float(np.median(before[0] + after[0])),
+            "reference_bwd_ms": float(np.median(before[1] + after[1])),
+            "measured_at": _now(),
+            "worker": worker,
+            "pinned": pinned,
+        }
+
+    return handle
+
+
+def _columns(name: str, repetitions: Repetitions) -> dict[str, float]:
+    """The columns of one timing: `median_ms` of `fwd` is `fwd_ms`, and so on."""
+    return {
+        f"{name}_{statistic}".replace("_median", ""): value
+        for statistic, value in dataclasses.asdict(repetitions).items()
+    }
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
