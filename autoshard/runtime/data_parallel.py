@@ -1,0 +1,281 @@
+"""`data_parallel`: every rank holds the table and looks up its own batch.
+
+Only the rows that a step touched are exchanged. Each rank sums its gradients per row,
+sends (rows, sums) to all others, and applies the optimizer to what all ranks sent, in
+rank order: the same numbers in the same order everywhere, so replicas stay bit-equal.
+
+Tables of equal dimension and kind share one kernel whose rows are laid end to end. All
+its features address that one row space, so any list of rows can be spread over them.
+
+Shapes: F=features of a kernel, B=samples of this rank, U=distinct rows here, N=rows from
+all ranks, D=true columns of one table, L=ids, R=ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from autoshard.runtime.collectives import Parcel, offsets
+from autoshard.runtime.initialization import initialize_rows
+from autoshard.runtime.kernels import EmbeddingKernel, KernelKey, kernel_key, mean_weights
+from autoshard.runtime.layout import PlacedTable
+from autoshard.runtime.sharding import MethodState, RankContext, empty_parcel
+from autoshard.runtime.timing import Compute
+from autoshard.tables import PoolingType
+
+
+@dataclass(eq=False)
+class _Lookup:
+    """One kernel's part of a step."""
+
+    rows_L: Tensor
+    lengths_FB: Tensor
+    weights_L: Tensor | None
+    unique_rows_U: Tensor | None = None
+    """None in a world of one, whose kernel sums duplicates itself."""
+    order_L: Tensor | None = None
+    """Sorts the ids by row."""
+    start_U: Tensor | None = None
+    """Where each distinct row starts among the sorted ids."""
+    output: Tensor | None = None
+
+
+class DataParallel:
+    """See the module's first lines."""
+
+    def __init__(self, tables: Sequence[PlacedTable], context: RankContext) -> None:
+        """Allocate a replica of every table."""
+        self._context = context
+        groups: dict[tuple[KernelKey, int, PoolingType], list[PlacedTable]] = {}
+        for placed in tables:
+            key = kernel_key(placed.table, context.training.optimizer)
+            kind = (key, placed.table.embedding_dim, placed.table.pooling)
+            groups.setdefault(kind, []).append(placed)
+        self._replicas = [_Replica(kind[0], group, context) for kind, group in groups.items()]
+        self.entries = tuple(
+            entry for group in groups.values() for placed in group for entry in placed.entries
+        )
+        first = offsets([replica.kernel.num_features for replica in self._replicas])
+        self._slices = [slice(*pair) for pair in pairwise(first)]
+        self._alone = context.world_size == 1
+        self.num_lengths_R = [len(self._replicas)] * context.world_size
+
+    def send_lengths(self, state: MethodState | None) -> list[Tensor]:
+        """How many distinct rows of each kernel this rank touches."""
+        counts = [0] * len(self._replicas)
+        if state is not None:
+            lookups = [
+                replica.prepare(state, entries)
+                for replica, entries in zip(self._replicas, self._slices, strict=True)
+            ]
+            state.values["lookups"] = lookups
+            if state.training and not self._alone:
+                # The kernel's backward would sort the ids; here it is done ahead of it.
+                with self._context.recorder.compute(Compute.BACKWARD):
+                    for lookup in lookups:
+                        _deduplicate(lookup)
+                counts = [_unique_rows(lookup).numel() for lookup in lookups]
+        sent = torch.tensor(counts, dtype=torch.int64, device=self._context.device)
+        return [sent] * self._context.world_size
+
+    def send_ids(self, state: MethodState, lengths: list[Tensor]) -> Parcel:
+        """Nothing: ids stay where they are."""
+        state.values["counts"] = [counts.tolist() for counts in lengths]
+        return empty_parcel(self._context, torch.int64)
+
+    def lookup(self, state: MethodState, ids: list[Tensor]) -> None:
+        """Pool the local batch."""
+        with self._context.recorder.compute(Compute.FORWARD):
+            for replica, lookup in zip(self._replicas, state.values["lookups"], strict=True):
+                lookup.output = replica.kernel.lookup(
+                    lookup.rows_L,
+                    lookup.lengths_FB,
+                    lookup.weights_L,
+                    training=state.training and self._alone,
+                )
+
+    def send_outputs(self, state: MethodState) -> Parcel:
+        """Nothing: outputs are already where they are needed."""
+        return empty_parcel(self._context, torch.float32)
+
+    def pooled(self, state: MethodState, outputs: list[Tensor]) -> list[Tensor]:
+        """The kernels' outputs, cut into entries."""
+        pooled: list[Tensor] = []
+        for replica, lookup in zip(self._replicas, state.values["lookups"], strict=True):
+            unpadded = replica.kernel.unpad(lookup.output.detach())
+            pooled.extend(unpadded.split(replica.embedding_dim, dim=1))
+        return pooled
+
+    def send_gradients(self, state: MethodState, gradients: Sequence[Tensor]) -> Parcel:
+        """Per kernel, the touched rows and the sum of each row's gradients."""
+        lookups: list[_Lookup] = state.values["lookups"]
+        per_replica = [gradients[entries] for entries in self._slices]
+        if self._alone:
+            state.values["gradients"] = per_replica
+            return empty_parcel(self._context, torch.float32)
+        stacked = [torch.stack(list(part)) for part in per_replica]
+        with self._context.recorder.compute(Compute.BACKWARD):
+            sums = [
+                _row_gradients(replica, lookup, part)
+                for replica, lookup, part in zip(self._replicas, lookups, stacked, strict=True)
+            ]
+        parts = [
+            part
+            for lookup, sums_UD in zip(lookups, sums, strict=True)
+            for part in (_unique_rows(lookup).view(torch.float32), sums_UD.flatten())
+        ]
+        sent = torch.cat(parts) if parts else torch.empty(0, device=self._context.device)
+        sizes = [sum(self._part_sizes(counts)) for counts in state.values["counts"]]
+        return Parcel([sent] * self._context.world_size, sizes)
+
+    def update(self, state: MethodState, gradients: list[Tensor]) -> None:
+        """Apply the optimizer once to every row that any rank touched."""
+        if self._alone:
+            for replica, lookup, parts in zip(
+                self._replicas, state.values["lookups"], state.values["gradients"], strict=True
+            ):
+                gradient = replica.kernel.pad(torch.cat(list(parts), dim=1))
+                with self._context.recorder.compute(Compute.BACKWARD):
+                    replica.kernel.update(lookup.output, gradient)
+            return
+        received = [
+            flat.split(self._part_sizes(counts))
+            for flat, counts in zip(gradients, state.values["counts"], strict=True)
+        ]
+        for index, replica in enumerate(self._replicas):
+            rows_N = torch.cat([parts[2 * index] for parts in received]).view(torch.int64)
+            sums_ND = torch.cat([parts[2 * index + 1] for parts in received])
+            replica.apply(rows_N, sums_ND.view(rows_N.numel(), replica.embedding_dim))
+
+    def held_tables(self) -> tuple[str, ...]:
+        """Names of all replicated tables."""
+        return tuple(name for replica in self._replicas for name in replica.names)
+
+    def table_weights(self, name: str) -> Tensor:
+        """[num_embeddings, embedding_dim]."""
+        replica, rows = self._find(name)
+        return replica.kernel.weights(0)[rows]
+
+    def optimizer_state(self, name: str) -> Tensor | None:
+        """[num_embeddings] or [num_embeddings, embedding_dim]; None for SGD."""
+        replica, rows = self._find(name)
+        state = replica.kernel.optimizer_state(0)
+        return None if state is None else state[rows]
+
+    def allocated_bytes(self) -> int:
+        """Bytes of weights and optimizer state on this rank."""
+        return sum(replica.kernel.allocated_bytes() for replica in self._replicas)
+
+    def _part_sizes(self, counts: Sequence[int]) -> list[int]:
+        """Elements of the parts of one rank's gradient parcel: rows and sums by turns."""
+        return [
+            size
+            for replica, count in zip(self._replicas, counts, strict=True)
+            for size in (2 * count, count * replica.embedding_dim)
+        ]
+
+    def _find(self, name: str) -> tuple[_Replica, slice]:
+        for replica in self._replicas:
+            if name in replica.names:
+                index = replica.names.index(name)
+                return replica, slice(*replica.first_row[index : index + 2])
+        raise KeyError(name)
+
+
+class _Replica:
+    """Tables of equal dimension and kind in one kernel, their rows laid end to end."""
+
+    def __init__(self, key: KernelKey, tables: Sequence[PlacedTable], context: RankContext) -> None:
+        self._context = context
+        self.names = [placed.table.name for placed in tables]
+        self.embedding_dim = tables[0].table.embedding_dim
+        self.pooling = tables[0].table.pooling
+        self.first_row = offsets([placed.table.num_embeddings for placed in tables])
+        self._base_F = [
+            self.first_row[index] for index, placed in enumerate(tables) for _ in placed.entries
+        ]
+        self.kernel = EmbeddingKernel(
+            key,
+            num_rows_T=[self.first_row[-1]],
+            embedding_dim_T=[self.embedding_dim],
+            table_of_feature_F=[0] * len(self._base_F),
+            training=context.training,
+            device=context.device,
+        )
+        weights = self.kernel.weights(0)
+        for index, placed in enumerate(tables):
+            rows = slice(*self.first_row[index : index + 2])
+            initialize_rows(weights[rows], placed.table, seed=context.seed)
+
+    def prepare(self, state: MethodState, entries: slice) -> _Lookup:
+        """Map the ids of this kernel's entries to its rows."""
+        values = state.ids.values[entries]
+        lengths_FB = state.ids.lengths_EB[entries]
+        rows_L = torch.cat([v + base for v, base in zip(values, self._base_F, strict=True)])
+        weights_L = None
+        if self.kernel.key.weighted:
+            assert state.ids.weights is not None  # checked when the ids were gathered
+            weights_L = torch.cat(state.ids.weights[entries])
+            if self.pooling is PoolingType.MEAN:
+                weights_L = mean_weights(weights_L, lengths_FB)
+        return _Lookup(rows_L, lengths_FB, weights_L)
+
+    def apply(self, rows_N: Tensor, sums_ND: Tensor) -> None:
+        """Run the fused optimizer with the gradient sums of the given rows.
+
+        Each row becomes a bag of one id whose output gradient is the row's sum; the bags
+        are spread over the kernel's features, which all address the same rows.
+        """
+        num_rows, num_features = rows_N.numel(), self.kernel.num_features
+        if not num_rows:
+            return
+        bags = -(-num_rows // num_features)
+        lengths = torch.zeros(num_features * bags, dtype=torch.int64, device=rows_N.device)
+        lengths[:num_rows] = 1
+        gradient = sums_ND.new_zeros(num_features * bags, self.embedding_dim)
+        gradient[:num_rows] = sums_ND
+        gradient = gradient.view(num_features, bags, -1).transpose(0, 1).reshape(bags, -1)
+        padded = self.kernel.pad(gradient)
+        with self._context.recorder.compute(Compute.BACKWARD):
+            output = self.kernel.lookup(
+                rows_N, lengths.view(num_features, bags), None, training=True
+            )
+            self.kernel.update(output, padded)
+
+
+def _deduplicate(lookup: _Lookup) -> None:
+    """Sort the ids and find where each distinct row starts."""
+    sorted_L, lookup.order_L = torch.sort(lookup.rows_L, stable=True)
+    lookup.unique_rows_U, counts_U = torch.unique_consecutive(sorted_L, return_counts=True)
+    lookup.start_U = counts_U.cumsum(0) - counts_U
+
+
+def _unique_rows(lookup: _Lookup) -> Tensor:
+    assert lookup.unique_rows_U is not None  # training with more than one rank
+    return lookup.unique_rows_U
+
+
+def _row_gradients(replica: _Replica, lookup: _Lookup, gradient_FBD: Tensor) -> Tensor:
+    """Sum the gradients of each distinct row, float32 [U, D].
+
+    The lookup turned round: a row pools the output gradients of the bags that it occurs
+    in, with the weights that it had there.
+    """
+    assert lookup.order_L is not None
+    assert lookup.start_U is not None
+    lengths_FB = lookup.lengths_FB
+    gradient = gradient_FBD.reshape(-1, replica.embedding_dim)
+    if not lookup.rows_L.numel():
+        return gradient.new_zeros(0, replica.embedding_dim)
+    if replica.kernel.key.pooling is PoolingType.MEAN:
+        gradient = gradient / lengths_FB.flatten().clamp(min=1).unsqueeze(1)
+    bag_L = torch.repeat_interleave(lengths_FB.flatten(), output_size=lookup.rows_L.numel())
+    weights = None if lookup.weights_L is None else lookup.weights_L[lookup.order_L]
+    return torch.nn.functional.embedding_bag(
+        bag_L[lookup.order_L], gradient, lookup.start_U, mode="sum", per_sample_weights=weights
+    )

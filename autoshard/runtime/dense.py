@@ -1,0 +1,103 @@
+"""Dense layers of the model that a plan is run with, and the averaging of their gradients.
+
+Dense layers are replicated: they start equal from one seed, and each step's gradients are
+summed over all ranks and divided by their number, as for every sharding type.
+
+Shapes: B=samples of this rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from autoshard.errors import InputError
+from autoshard.runtime.batch import JaggedBatch
+from autoshard.runtime.collectives import Collectives
+from autoshard.runtime.timing import Phase
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingBatch:
+    """One rank's part of a training step."""
+
+    sparse: JaggedBatch
+    labels_B: Tensor
+    """float32 [B], 0 or 1."""
+
+    def __post_init__(self) -> None:
+        if self.labels_B.shape != (self.sparse.batch_size,):
+            raise InputError(
+                "labels do not match the batch",
+                got=f"shape {tuple(self.labels_B.shape)}",
+                allowed=f"one label per sample, [{self.sparse.batch_size}]",
+            )
+
+
+class DenseHead(nn.Module):
+    """A small multi-layer perceptron over all pooled outputs, with the logistic loss."""
+
+    def __init__(
+        self, output_dims: Mapping[str, int], *, hidden: Sequence[int] = (64,), seed: int = 0
+    ) -> None:
+        """Build the layers; equal arguments give equal weights.
+
+        Args:
+            output_dims: columns of each pooled output, by name, in order.
+            hidden: widths of the hidden layers.
+            seed: of the initial weights.
+        """
+        super().__init__()
+        self.output_names = tuple(output_dims)
+        widths = [sum(output_dims.values()), *hidden, 1]
+        layers: list[nn.Module] = []
+        for fan_in, fan_out in pairwise(widths):
+            layers += [nn.Linear(fan_in, fan_out), nn.ReLU()]
+        self.layers = nn.Sequential(*layers[:-1])
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for layer in self.layers:
+                if isinstance(layer, nn.Linear):
+                    bound = layer.in_features**-0.5
+                    layer.weight.uniform_(-bound, bound, generator=generator)
+                    layer.bias.uniform_(-bound, bound, generator=generator)
+
+    def forward(self, pooled: Mapping[str, Tensor], batch: TrainingBatch) -> Tensor:
+        """The mean logistic loss over the local batch, a scalar; 0 for an empty batch.
+
+        Args:
+            pooled: by output name, float32 [B, embedding_dim].
+            batch: for the labels.
+        """
+        logits_B = self.layers(torch.cat([pooled[n] for n in self.output_names], dim=1))[:, 0]
+        if not logits_B.numel():
+            return logits_B.sum()  # 0, and the backward still runs, as on every other rank
+        return nn.functional.binary_cross_entropy_with_logits(
+            logits_B, batch.labels_B.to(logits_B.device)
+        )
+
+
+def average_gradients(module: nn.Module, collectives: Collectives) -> None:
+    """Make every gradient of `module` the mean over ranks, a missing one counting as 0.
+
+    Sums and then divides: gloo's own averaging is not to be relied on.
+
+    Raises:
+        CollectiveError: the all-reduce failed or did not end within the time limit.
+    """
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    if collectives.world_size == 1 or not parameters:
+        return
+    flat = torch.cat(
+        [torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten() for p in parameters]
+    )
+    collectives.all_reduce_sum(Phase.DENSE, flat)
+    flat /= collectives.world_size
+    for parameter, part in zip(
+        parameters, flat.split([p.numel() for p in parameters]), strict=True
+    ):
+        parameter.grad = part.view_as(parameter).clone()

@@ -1,0 +1,352 @@
+"""A group of local worker processes that stays up while many things are run on it.
+
+The parent watches all of them: the first that fails or dies ends the others, and the
+error says which one it was and why. Whatever happens, no process outlives the group.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+from autoshard import errors
+from autoshard.errors import AutoshardError, InputError, WorkerError
+from autoshard.runtime.capabilities import Device
+from autoshard.runtime.collectives import (
+    DEFAULT_TIMEOUT_S,
+    CollectiveError,
+    close_process_group,
+    open_process_group,
+)
+from autoshard.runtime.worker import RankProcess, torch_device
+
+#: After the first failure, how long other ranks may take to tell theirs.
+_GRACE_S = 2.0
+#: After asking a process to end, how long until it is killed.
+_TERMINATE_S = 2.0
+#: Progress lines are sent at most this often.
+_REPORT_INTERVAL_S = 0.1
+
+Progress = Callable[[int, str], None]
+"""Called in the parent with a rank and a line that says what it does."""
+
+
+def available_cores() -> list[int]:
+    """The cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _WorkerSpec:
+    rank: int
+    world_size: int
+    device: Device
+    timeout_s: float
+    store: str
+    core: int | None
+    oversubscribed: bool
+
+
+class WorkerGroup:
+    """W spawned processes with one process group; a context manager."""
+
+    def __init__(
+        self,
+        world_size: int,
+        *,
+        device: Device = Device.CPU,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        pin_cores: bool = True,
+        stall_timeout_s: float | None = None,
+    ) -> None:
+        """Describe the group; `__enter__` starts it.
+
+        Args:
+            world_size: number of processes.
+            device: where tables live.
+            timeout_s: of every collective, and of the rendezvous.
+            pin_cores: give each rank a core of its own, if there are enough.
+            stall_timeout_s: how long all ranks may stay silent before the group is
+                given up; five collective timeouts and at least 300 s by default.
+        """
+        if isinstance(world_size, bool) or not isinstance(world_size, int) or world_size < 1:
+            raise InputError("world_size is not usable", got=world_size, allowed="integers >= 1")
+        self.world_size = world_size
+        self._device = device
+        self._timeout_s = timeout_s
+        self._stall_timeout_s = stall_timeout_s or max(300.0, 5 * timeout_s)
+        cores = available_cores()
+        self.oversubscribed = world_size > len(cores)
+        self._cores = cores if pin_cores and not self.oversubscribed else None
+        self._processes: list[multiprocessing.process.BaseProcess] = []
+        self._connections: list[Connection] = []
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._last_report = [""] * world_size
+
+    def __enter__(self) -> WorkerGroup:
+        self._folder = tempfile.TemporaryDirectory(prefix="autoshard-")
+        context = multiprocessing.get_context("spawn")
+        try:
+            with _single_threaded_children():
+                for rank in range(self.world_size):
+                    parent, child = context.Pipe()
+                    spec = _WorkerSpec(
+                        rank=rank,
+                        world_size=self.world_size,
+                        device=self._device,
+                        timeout_s=self._timeout_s,
+                        store=str(Path(self._folder.name) / "rendezvous"),
+                        core=None if self._cores is None else self._cores[rank],
+                        oversubscribed=self.oversubscribed,
+                    )
+                    process = context.Process(
+                        target=_serve, args=(spec, child), name=f"rank{rank}", daemon=True
+                    )
+                    process.start()
+                    child.close()
+                    self._processes.append(process)
+                    self._connections.append(parent)
+            self._collect(None)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def process_ids(self) -> tuple[int, ...]:
+        """Of the ranks, in order; empty once the group is closed."""
+        return tuple(process.pid or 0 for process in self._processes)
+
+    def run(
+        self,
+        function: Callable[..., Any],
+        *arguments: Any,
+        progress: Progress | None = None,
+    ) -> list[Any]:
+        """Run `function(process, *arguments)` on every rank.
+
+        Args:
+            function: importable by name in the workers; gets a `RankProcess`.
+            arguments: picklable, the same for every rank.
+            progress: called with what the ranks report.
+
+        Returns:
+            What each rank returned.
+
+        Raises:
+            AutoshardError: of the kind and with the text that the failing rank raised.
+            WorkerError: a rank died, failed unexpectedly or fell silent.
+        """
+        if not self._connections:
+            raise WorkerError("the worker group is closed", remedy="start a new one")
+        try:
+            for connection in self._connections:
+                with contextlib.suppress(OSError):  # a dead rank is reported below
+                    connection.send((function, arguments))
+            return self._collect(progress)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End all processes of the group, by force where needed."""
+        for connection in self._connections:
+            connection.close()
+        _end(self._processes)
+        self._processes, self._connections = [], []
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
+
+    def _collect(self, progress: Progress | None) -> list[Any]:
+        """Wait for one answer of every rank; raise the root cause if one fails."""
+        answers: dict[int, Any] = {}
+        failures: dict[int, Exception] = {}
+        deadline = time.monotonic() + self._stall_timeout_s
+        while len(answers) + len(failures) < self.world_size:
+            open_ranks = [
+                r for r in range(self.world_size) if r not in answers and r not in failures
+            ]
+            waited = {self._connections[r]: r for r in open_ranks}
+            ready = wait(list(waited), timeout=max(0.0, deadline - time.monotonic()))
+            if not ready:
+                if failures:
+                    break
+                raise self._stalled(open_ranks)
+            for connection in ready:
+                rank = waited[connection]  # type: ignore[index]
+                try:
+                    kind, value = self._connections[rank].recv()
+                except (EOFError, OSError):
+                    failures[rank] = self._death(rank)
+                else:
+                    if kind == "progress":
+                        self._last_report[rank] = value
+                        if progress is not None:
+                            progress(rank, value)
+                    elif kind == "done":
+                        answers[rank] = value
+                    else:
+                        failures[rank] = _rebuilt(rank, *value)
+            grace = _GRACE_S if failures else self._stall_timeout_s
+            deadline = (
+                min(deadline, time.monotonic() + grace) if failures else (time.monotonic() + grace)
+            )
+        if failures:
+            raise _root_cause(failures)
+        return [answers[rank] for rank in range(self.world_size)]
+
+    def _death(self, rank: int) -> WorkerError:
+        process = self._processes[rank]
+        process.join(_TERMINATE_S)
+        code = process.exitcode
+        if code is not None and code < 0:
+            how = f"was killed by {signal.Signals(-code).name}"
+        elif code is None:
+            how = "closed its connection"
+        else:
+            how = f"ended with exit code {code}"
+        last = self._last_report[rank]
+        return _DeathError(
+            f"rank {rank} (process {process.pid}) {how}" + (f" after: {last}" if last else ""),
+            remedy=(
+                "the kernel kills processes when memory runs out: check its log"
+                if code == -signal.SIGKILL
+                else "run it again; if it repeats, report it with the plan"
+            ),
+        )
+
+    def _stalled(self, ranks: Sequence[int]) -> WorkerError:
+        last = "; ".join(f"rank {r}: {self._last_report[r] or 'nothing yet'}" for r in ranks)
+        return WorkerError(
+            f"no rank answered for {self._stall_timeout_s:g} s", got=f"last reports: {last}"
+        )
+
+
+class _DeathError(WorkerError):
+    """A process ended without a word."""
+
+
+def _root_cause(failures: dict[int, Exception]) -> Exception:
+    """The failure that the others follow from: a death, else an error that is no echo."""
+    ordered = [failures[rank] for rank in sorted(failures)]
+    for error in ordered:
+        if isinstance(error, _DeathError):
+            return error
+    for error in ordered:
+        if not isinstance(error, CollectiveError):
+            return error
+    return ordered[0]
+
+
+def _rebuilt(rank: int, kind: str, text: str, trace: str) -> Exception:
+    """An exception of a worker, as the parent raises it."""
+    if kind == CollectiveError.__name__:
+        return CollectiveError(text)
+    known = getattr(errors, kind, None)
+    if isinstance(known, type) and issubclass(known, AutoshardError):
+        return known(text)
+    return WorkerError(f"rank {rank} failed: {kind}: {text}\n{trace}")
+
+
+def _end(processes: Sequence[multiprocessing.process.BaseProcess]) -> None:
+    for process in processes:
+        if process.is_alive():
+            process.terminate()
+    deadline = time.monotonic() + _TERMINATE_S
+    for process in processes:
+        process.join(max(0.0, deadline - time.monotonic()))
+        if process.is_alive():
+            process.kill()
+            process.join()
+        process.close()
+
+
+@contextlib.contextmanager
+def _single_threaded_children() -> Any:
+    """Let children start with one thread per library and gloo on the loopback device."""
+    wanted = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _serve(spec: _WorkerSpec, connection: Connection) -> None:
+    """The main function of a worker process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers itself
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    threading.Thread(target=_follow_parent, daemon=True).start()
+    if spec.core is not None and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {spec.core})
+    import torch
+
+    torch.set_num_threads(1)
+    try:
+        device = torch_device(spec.device, spec.rank)
+        collectives = open_process_group(
+            spec.rank,
+            spec.world_size,
+            init_method=f"file://{spec.store}",
+            device=device,
+            timeout_s=spec.timeout_s,
+        )
+        connection.send(("done", None))
+        process = RankProcess(collectives, spec.oversubscribed, _reporter(connection))
+        while True:
+            try:
+                function, arguments = connection.recv()
+            except EOFError:
+                break
+            connection.send(("done", function(process, *arguments)))
+    except Exception as error:
+        text = str(error)
+        with contextlib.suppress(OSError):
+            connection.send(("failed", (type(error).__name__, text, traceback.format_exc())))
+        # Leave before the process group's destructors, which may wait for dead peers.
+        connection.close()
+        os._exit(1)
+    close_process_group()
+
+
+def _reporter(connection: Connection) -> Callable[[str], None]:
+    last = 0.0
+
+    def report(line: str) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= _REPORT_INTERVAL_S:
+            last = now
+            connection.send(("progress", line))
+
+    return report
+
+
+def _follow_parent() -> None:
+    """End this process when its parent ends, however that happens."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

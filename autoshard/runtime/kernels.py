@@ -1,0 +1,262 @@
+"""FBGEMM's table-batched embedding kernels (TBE) with the fused optimizer.
+
+One `EmbeddingKernel` holds tables that share pooling, data type and update. It pads
+columns to the kernel's alignment without changing any update, and never lets FBGEMM
+apply a mean to weighted bags: its CPU backward (seen in 1.8.0) leaves out the division
+by the bag length there, so weighted means are weighted sums of weights divided by it.
+
+Shapes: T=tables, F=features of the kernel, B=bags per feature, C=padded columns of all
+features together, L=ids.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autoshard.errors import DependencyError
+from autoshard.problem import Optimizer, TrainingConfig
+from autoshard.shards import padded_cols
+from autoshard.tables import DataType, PoolingType, Table
+
+
+@dataclass(frozen=True)
+class KernelKey:
+    """What tables of one kernel have in common."""
+
+    pooling: PoolingType
+    weighted: bool
+    data_type: DataType
+    padding: tuple[int, int]
+    """padded : true columns in lowest terms; (1, 1) where padding changes no update."""
+
+
+def kernel_key(table: Table, optimizer: Optimizer) -> KernelKey:
+    """Which kernel a table belongs to."""
+    padding = (1, 1)
+    if optimizer is Optimizer.ROWWISE_ADAGRAD:
+        padded = padded_cols(table.embedding_dim)
+        divisor = math.gcd(padded, table.embedding_dim)
+        padding = (padded // divisor, table.embedding_dim // divisor)
+    return KernelKey(
+        pooling=PoolingType.SUM if table.weighted else table.pooling,
+        weighted=table.weighted,
+        data_type=table.data_type,
+        padding=padding,
+    )
+
+
+class EmbeddingKernel:
+    """One TBE: lookup of many tables at once, and their exact fused update.
+
+    Duplicate ids are summed per row before the optimizer is applied, once per row.
+
+    Row-wise Adagrad keeps, per row, the sum over steps of the mean squared gradient.
+    With D true columns padded to P, FBGEMM would divide by P. Gradients are therefore
+    scaled by c = sqrt(P / D), which makes the state exactly Σg²/D, and the learning rate
+    by 1 / c, which undoes the scaling in the update.
+    """
+
+    def __init__(
+        self,
+        key: KernelKey,
+        *,
+        num_rows_T: Sequence[int],
+        embedding_dim_T: Sequence[int],
+        table_of_feature_F: Sequence[int],
+        training: TrainingConfig,
+        device: torch.device,
+    ) -> None:
+        """Allocate weights and optimizer state.
+
+        Raises:
+            DependencyError: FBGEMM is missing or does not load.
+        """
+        fbgemm = _load_fbgemm()
+        self.key = key
+        self.device = device
+        self._true_T = list(embedding_dim_T)
+        self._feature_dims = [embedding_dim_T[table] for table in table_of_feature_F]
+        self._padded_dims = [padded_cols(dim) for dim in self._feature_dims]
+        self.num_features = len(table_of_feature_F)
+        self.num_cols = sum(self._feature_dims)
+        """True columns of all features together."""
+        self.num_padded_cols = sum(self._padded_dims)
+        self._gradient_scale = math.sqrt(key.padding[0] / key.padding[1])
+        self._true_cols = _true_columns(self._feature_dims, self._padded_dims, device)
+        on_cpu = device.type == "cpu"
+        location = fbgemm.EmbeddingLocation.HOST if on_cpu else fbgemm.EmbeddingLocation.DEVICE
+        compute = fbgemm.ComputeDevice.CPU if on_cpu else fbgemm.ComputeDevice.CUDA
+        self._tbe: Any = fbgemm.SplitTableBatchedEmbeddingBagsCodegen(
+            [
+                (rows, padded_cols(dim), location, compute)
+                for rows, dim in zip(num_rows_T, embedding_dim_T, strict=True)
+            ],
+            feature_table_map=list(table_of_feature_F),
+            optimizer=_OPTIMIZER_NAMES[training.optimizer](fbgemm.OptimType),
+            learning_rate=training.learning_rate / self._gradient_scale,
+            eps=training.eps,
+            weights_precision=fbgemm.SparseType(key.data_type.value),
+            output_dtype=fbgemm.SparseType.FP32,
+            # Rounding up or down at random would make replicas and repeated runs differ.
+            stochastic_rounding=False,
+            pooling_mode=(
+                fbgemm.PoolingMode.MEAN
+                if key.pooling is PoolingType.MEAN
+                else fbgemm.PoolingMode.SUM
+            ),
+            # Ids were checked before they got here.
+            bounds_check_mode=fbgemm.BoundsCheckMode.NONE,
+            device=device,
+        )
+
+    def lookup(
+        self, values_L: Tensor, lengths_FB: Tensor, weights_L: Tensor | None, *, training: bool
+    ) -> Tensor:
+        """Pool the rows of every bag.
+
+        Args:
+            values_L: rows, int64, feature-major.
+            lengths_FB: ids per bag, int64.
+            weights_L: float32, for a weighted kernel.
+            training: whether `update` will follow.
+
+        Returns:
+            float32 [B, C], padding included; connected to the fused backward if `training`.
+        """
+        batch_size = lengths_FB.shape[1]
+        if not batch_size:
+            return torch.zeros(0, self.num_padded_cols, device=self.device)
+        bag_offsets = torch.zeros(lengths_FB.numel() + 1, dtype=torch.int64, device=self.device)
+        torch.cumsum(lengths_FB.flatten(), 0, out=bag_offsets[1:])
+        with torch.set_grad_enabled(training):
+            output: Tensor = self._tbe(values_L, bag_offsets, weights_L)
+        return output
+
+    def update(self, output_BC: Tensor, gradient_BC: Tensor) -> None:
+        """Run the backward of one `lookup` and the fused optimizer.
+
+        Args:
+            output_BC: what `lookup(..., training=True)` returned.
+            gradient_BC: its gradient, padding included; scaled in place.
+        """
+        if not output_BC.shape[0]:
+            return
+        if self._gradient_scale != 1.0:
+            gradient_BC.mul_(self._gradient_scale)
+        torch.autograd.backward([output_BC], [gradient_BC])
+
+    def unpad(self, output_BC: Tensor) -> Tensor:
+        """The true columns of an output, [B, `num_cols`]."""
+        return output_BC if self._true_cols is None else output_BC[:, self._true_cols]
+
+    def pad(self, gradient_BD: Tensor) -> Tensor:
+        """A gradient with zeros in the padding columns; a copy that `update` may change."""
+        if self._true_cols is None:
+            return gradient_BD.contiguous().clone()
+        padded_BC = gradient_BD.new_zeros(gradient_BD.shape[0], self.num_padded_cols)
+        padded_BC[:, self._true_cols] = gradient_BD
+        return padded_BC
+
+    def weights(self, table: int) -> Tensor:
+        """Weights of the kernel's table number `table`, a view [rows, columns] without padding."""
+        weights: Tensor = self._tbe.split_embedding_weights()[table]
+        return weights.detach()[:, : self._true_T[table]]
+
+    def optimizer_state(self, table: int) -> Tensor | None:
+        """Adagrad's sum of squares: [rows], or [rows, columns] without padding; None for SGD."""
+        states = self._tbe.split_optimizer_states()
+        if not states or not states[table]:
+            return None
+        state: Tensor = states[table][0].detach()
+        return state if state.dim() == 1 else state[:, : self._true_T[table]]
+
+    def allocated_bytes(self) -> int:
+        """Bytes of weights and optimizer state."""
+        tables = range(len(self._true_T))
+        weights = sum(w.numel() * w.element_size() for w in self._tbe.split_embedding_weights())
+        states = self._tbe.split_optimizer_states()
+        held = [states[table][0] for table in tables if states and states[table]]
+        return weights + sum(state.numel() * state.element_size() for state in held)
+
+
+def mean_weights(weights_L: Tensor, lengths: Tensor) -> Tensor:
+    """Weights that turn a weighted sum into a weighted mean: each divided by its bag's length.
+
+    Args:
+        weights_L: float32.
+        lengths: ids per bag, int64, any shape, in the order of the ids.
+    """
+    lengths = lengths.flatten()
+    return weights_L / torch.repeat_interleave(lengths, lengths, output_size=weights_L.numel()).to(
+        weights_L.dtype
+    )
+
+
+def _true_columns(
+    true_dims: Sequence[int], padded_dims: Sequence[int], device: torch.device
+) -> Tensor | None:
+    """Positions of the true columns among the padded ones; None if nothing is padded."""
+    if list(true_dims) == list(padded_dims):
+        return None
+    columns: list[int] = []
+    start = 0
+    for true, padded in zip(true_dims, padded_dims, strict=True):
+        columns.extend(range(start, start + true))
+        start += padded
+    return torch.tensor(columns, dtype=torch.int64, device=device)
+
+
+_OPTIMIZER_NAMES = {
+    Optimizer.SGD: lambda types: types.EXACT_SGD,
+    Optimizer.ADAGRAD: lambda types: types.EXACT_ADAGRAD,
+    Optimizer.ROWWISE_ADAGRAD: lambda types: types.EXACT_ROWWISE_ADAGRAD,
+}
+
+
+@dataclass(frozen=True)
+class _Fbgemm:
+    """The names of FBGEMM that the kernel needs."""
+
+    SplitTableBatchedEmbeddingBagsCodegen: Any
+    BoundsCheckMode: Any
+    ComputeDevice: Any
+    EmbeddingLocation: Any
+    OptimType: Any
+    PoolingMode: Any
+    SparseType: Any
+
+
+def _load_fbgemm() -> _Fbgemm:
+    try:
+        from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
+        from fbgemm_gpu.split_table_batched_embeddings_ops_common import (
+            BoundsCheckMode,
+            EmbeddingLocation,
+            PoolingMode,
+        )
+        from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+            ComputeDevice,
+            SplitTableBatchedEmbeddingBagsCodegen,
+        )
+    except (ImportError, OSError) as error:
+        raise DependencyError(
+            "running a plan needs FBGEMM, which is missing or does not load",
+            got=str(error).splitlines()[0] if str(error) else type(error).__name__,
+            allowed="fbgemm-gpu-cpu 1.8.0 or fbgemm-gpu 1.8.0 with torch 2.13",
+            remedy="pip install 'autoshard[cpu]' (or 'autoshard[cuda]'), then autoshard doctor",
+        ) from error
+    return _Fbgemm(
+        SplitTableBatchedEmbeddingBagsCodegen=SplitTableBatchedEmbeddingBagsCodegen,
+        BoundsCheckMode=BoundsCheckMode,
+        ComputeDevice=ComputeDevice,
+        EmbeddingLocation=EmbeddingLocation,
+        OptimType=EmbOptimType,
+        PoolingMode=PoolingMode,
+        SparseType=SparseType,
+    )

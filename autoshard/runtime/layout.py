@@ -1,0 +1,94 @@
+"""Who looks up what, in which order: derived from the plan alone, hence equal on every rank.
+
+An `Entry` is one (table, feature) pair. A feature that several tables look up is an
+entry of each. Every rank works out the layout of all ranks, and the order of all
+collectives follows from it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from autoshard.errors import PlanError
+from autoshard.files import fingerprint
+from autoshard.plan import ShardingPlan, TablePlan
+from autoshard.shards import ShardingType
+from autoshard.tables import Table
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One feature of one table."""
+
+    table: Table
+    feature: str
+    output_name: str
+    """`feature`, or `feature@table` where several tables look the feature up."""
+
+
+@dataclass(frozen=True)
+class PlacedTable:
+    """A table of one sharding type and the ranks that hold it."""
+
+    table: Table
+    ranks: tuple[int, ...]
+    entries: tuple[Entry, ...]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The plan as the runtime reads it."""
+
+    world_size: int
+    tables: dict[ShardingType, tuple[PlacedTable, ...]]
+    """Per sharding type, in plan order."""
+    entries: tuple[Entry, ...]
+    """All entries, in plan order; pooled outputs come in this order."""
+    features: tuple[str, ...]
+    """Distinct features, in order of first use."""
+    signature: int
+    """A number below 2^48 that two ranks share only if they run the same plan."""
+
+    @property
+    def output_dims(self) -> dict[str, int]:
+        """Columns of each pooled output, by output name."""
+        return {entry.output_name: entry.table.embedding_dim for entry in self.entries}
+
+
+def layout_of(plan: ShardingPlan) -> Layout:
+    """Work out the layout of `plan`.
+
+    Raises:
+        PlanError: two outputs would have the same name.
+    """
+    uses = Counter(feature for entry in plan.tables for feature in entry.table.feature_names)
+    tables: dict[ShardingType, list[PlacedTable]] = {}
+    entries: list[Entry] = []
+    for table_plan in plan.tables:
+        placed = _place(table_plan, uses)
+        entries.extend(placed.entries)
+        tables.setdefault(table_plan.sharding_type, []).append(placed)
+    names = Counter(entry.output_name for entry in entries)
+    if duplicates := sorted(name for name, count in names.items() if count > 1):
+        raise PlanError("two pooled outputs have the same name", got=duplicates)
+    body = {key: plan.to_json()[key] for key in ("topology", "workload", "tables")}
+    return Layout(
+        world_size=plan.topology.world_size,
+        tables={kind: tuple(placed) for kind, placed in tables.items()},
+        entries=tuple(entries),
+        features=tuple(uses),
+        signature=int(fingerprint(body)[:12], 16),
+    )
+
+
+def _place(table_plan: TablePlan, uses: Counter[str]) -> PlacedTable:
+    table = table_plan.table
+    return PlacedTable(
+        table=table,
+        ranks=tuple(shard.rank for shard in table_plan.shards),
+        entries=tuple(
+            Entry(table, feature, feature if uses[feature] == 1 else f"{feature}@{table.name}")
+            for feature in table.feature_names
+        ),
+    )
