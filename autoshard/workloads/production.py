@@ -213,7 +213,10 @@ def assemble_tables(
                 float(draws.exponent_normal[index]),
                 float(draws.shift_normal[index]),
             ),
-            bag_lengths=BagLengths.POISSON,
+            # At most one id per sample is the mark of a one-hot feature.
+            bag_lengths=(
+                BagLengths.CONSTANT if pooling_factor[index] <= 1.0 else BagLengths.POISSON
+            ),
         )
         for index in range(len(num_embeddings))
     )

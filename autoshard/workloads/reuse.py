@@ -58,7 +58,8 @@ class ReuseLaw:
         )
 
 
-#: Fitted to `2021/fbgemm_t856_bs65536` (856 tables × 65,536 samples).
+#: Fitted to `2021/fbgemm_t856_bs65536` (856 tables × 65,536 samples). Over 16,000 tables of
+#: `dlrm_tables`, each bin's share is within 0.013 (rows) and 0.017 (lookups) of the published.
 REUSE_2021 = ReuseLaw(
     exponent_mean=2.43,
     exponent_std=0.24,
@@ -66,7 +67,8 @@ REUSE_2021 = ReuseLaw(
     log_shift_slope=0.894,
     log_shift_std=0.10,
 )
-#: Fitted to `2022/fbgemm_t788_bs131072_0` (788 tables × 131,072 samples).
+#: Fitted to `2022/fbgemm_t788_bs131072_0` (788 tables × 131,072 samples): within 0.046 and
+#: 0.029. The worst bin is that of rows seen once, which the law makes too common.
 REUSE_2022 = ReuseLaw(
     exponent_mean=3.52,
     exponent_std=0.24,
