@@ -32,6 +32,9 @@ RANK_FEATURES = (
     "log_compute_regret",
     "projected_regret",
     "log_projected_regret",
+    "objective_order",
+    "projected_order",
+    "compute_order",
     "fwd_share_with_slice",
     "bwd_share_with_slice",
     "output_share_with_slice",
@@ -134,6 +137,9 @@ def observe(state: PlacementState, candidates: Candidates) -> Observation:
             np.log1p(100.0 * compute_regret_NR),
             projected_regret_NR,
             np.log1p(100.0 * projected_regret_NR),
+            _order(objective_NR, compute_NR, legal_NR),
+            _order(projected_NR, compute_NR, legal_NR),
+            _order(compute_NR, objective_NR, legal_NR),
             share_NRP[:, :, 0],
             share_NRP[:, :, 1],
             (state.output_bytes_NR + facts.output_N[:, None]) * output_share_N1,
@@ -194,6 +200,32 @@ def _projected_ms_NR(
         slowest_NR = np.maximum(compute_NRP[:, :, phase], largest_of_others(held_NR))
         projected_NR = projected_NR + np.maximum(slowest_NR, mean_N[:, None])
     return projected_NR
+
+
+def _order(
+    values_NR: NDArray[np.float64], ties_NR: NDArray[np.float64], legal_NR: NDArray[np.bool_]
+) -> NDArray[np.float64]:
+    """How each legal rank stands by a value: 1 the smallest, 1/2 the second, 1/3, …; else 0.
+
+    Equal values stand as `ties_NR` says, and equal ranks stand equal. Orders tell ranks apart
+    whose values differ by less than a network resolves.
+    """
+    first_NR = _position(np.where(legal_NR, values_NR, np.inf))
+    largest = max(float(ties_NR.max(initial=0.0)), 1e-9)
+    both_NR = np.where(legal_NR, first_NR + 0.5 * ties_NR / largest, np.inf)
+    return np.where(legal_NR, 1.0 / (1.0 + _position(both_NR)), 0.0)
+
+
+def _position(values_NR: NDArray[np.float64]) -> NDArray[np.float64]:
+    """How many values of the row are smaller; differences by rounding count as none."""
+    order_NR = np.argsort(values_NR, axis=1, kind="stable")
+    sorted_NR = np.take_along_axis(values_NR, order_NR, axis=1)
+    larger_NR = sorted_NR[:, 1:] > sorted_NR[:, :-1] * (1.0 + 1e-9) + 1e-12
+    place_NR = np.arange(values_NR.shape[1])[1:] * larger_NR
+    place_NR = np.pad(np.maximum.accumulate(place_NR, axis=1), ((0, 0), (1, 0)))
+    position_NR = np.empty(values_NR.shape)
+    np.put_along_axis(position_NR, order_NR, place_NR.astype(np.float64), axis=1)
+    return position_NR
 
 
 def _bounded(values: NDArray[np.float64]) -> Float32Array:

@@ -6,7 +6,7 @@ with s plays what `PlacementEnv` seeded with s + i plays.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -140,22 +140,6 @@ class BatchedPlacementEnv(VecEnv):
     def action_masks(self) -> NDArray[np.bool_]:
         """The legal ranks of every episode, bool [N, max_ranks]."""
         return self._running().observation.legal_NR.copy()
-
-    def generator_states(self) -> list[dict[str, Any]]:
-        """The random state of every episode, as plain values, to resume from."""
-        return [
-            dict(generator.bit_generator.state)
-            for generator in self._generators
-            if generator is not None
-        ]
-
-    def set_generator_states(self, states: Sequence[dict[str, Any]]) -> None:
-        """Go on drawing tasks from `generator_states()`; takes effect at the next `reset`."""
-        for index, state in enumerate(states):
-            generator = np.random.Generator(np.random.PCG64())
-            generator.bit_generator.state = state
-            self._generators[index] = generator
-        self._reset_seeds()
 
     def _get_indices(self, indices: VecEnvIndices) -> Iterable[int]:
         if indices is None:
