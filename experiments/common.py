@@ -1,0 +1,161 @@
+"""What every experiment shares: Hydra started the same way, and its values made plain once.
+
+An experiment is a dataclass schema, a YAML of the same shape in `conf/`, and a function
+that takes the dataclass and an output folder. `run_experiment` does the rest: it checks
+overrides for typing errors before Hydra sees them, keeps the caller's working directory,
+gives every job a folder of its own, and turns deliberate errors into one line and exit
+code 2. Library code never sees a `DictConfig`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import hydra
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import TypeAdapter, ValidationError
+
+from autoshard.errors import AutoshardError, InputError
+from autoshard.suggestions import did_you_mean
+from experiments.metrics import LoggerConfig, MetricsLog
+
+CONF_DIR = Path(__file__).resolve().parent.parent / "conf"
+C = TypeVar("C")
+
+# Two jobs that start in the same microsecond still get folders of their own.
+OmegaConf.register_new_resolver(
+    "unique", lambda: secrets.token_hex(3), use_cache=True, replace=True
+)
+
+
+def run_experiment(name: str, schema: type[C], run: Callable[[C, Path, MetricsLog], Any]) -> None:
+    """Run `conf/<name>.yaml` with the command line's overrides; ends the process.
+
+    Args:
+        name: the experiment, and its primary configuration.
+        schema: the dataclass that the configuration becomes. Its values validate themselves.
+        run: does the work, given the configuration, an existing output folder and the
+            record that metrics go to.
+    """
+    # Errors reach us as exceptions, not as Hydra's printed summaries.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+
+    def job(values: DictConfig) -> Any:
+        plain = OmegaConf.to_container(values, resolve=True)
+        assert isinstance(plain, dict)
+        out = plain.pop("out", None)
+        logger = to_dataclass(LoggerConfig, plain.pop("logger", None) or {})
+        config = to_dataclass(schema, plain)
+        out_dir = Path(out) if out else Path(HydraConfig.get().runtime.output_dir)
+        out_dir.mkdir(parents=True, exist_ok=True)
+        with MetricsLog(out_dir, logger, name=name, values=plain) as metrics:
+            return run(config, out_dir, metrics)
+
+    code = 0
+    try:
+        check_overrides(name, sys.argv[1:])
+        hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name=name)(job)()
+    except AutoshardError as error:
+        print(f"error: {error}", file=sys.stderr)
+        code = error.exit_code
+    except (HydraException, OmegaConfBaseException) as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        code = 2
+    except KeyboardInterrupt:
+        print("interrupted; run the same command again to go on", file=sys.stderr)
+        code = 130
+    finally:
+        logging.shutdown()
+    if code:
+        sys.exit(code)
+
+
+def to_dataclass(schema: type[C], values: dict[str, Any]) -> C:
+    """Turn plain values into the schema's dataclass, nested ones included.
+
+    Raises:
+        InputError: a value has the wrong type or is refused by the schema, or a key is unknown.
+    """
+    adapter = TypeAdapter(schema)
+    try:
+        return adapter.validate_python(_forbid_unknown(schema, values))
+    except ValidationError as error:
+        first = error.errors()[0]
+        cause = first.get("ctx", {}).get("error")
+        where = ".".join(str(part) for part in first["loc"])
+        if isinstance(cause, AutoshardError):
+            prefix = f"{where}: " if where else ""
+            raise InputError(f"{prefix}{cause}") from cause
+        raise InputError(f"{where}: {first['msg']}", got=repr(first.get("input"))[:80]) from error
+
+
+def _forbid_unknown(schema: type, values: dict[str, Any]) -> dict[str, Any]:
+    """Refuse keys that the dataclass does not have, which pydantic would drop."""
+    fields = getattr(schema, "__dataclass_fields__", None)
+    if fields is None:
+        return values
+    for key in values:
+        if key not in fields:
+            raise InputError(
+                f"unknown configuration key {key!r}",
+                allowed=", ".join(fields),
+                remedy=did_you_mean(key, fields),
+            )
+    return values
+
+
+def check_overrides(name: str, arguments: list[str]) -> None:
+    """Refuse overrides of keys that do not exist, with the nearest right one.
+
+    Hydra's own message names the wrong key but not the right one, and a mistyped key
+    under `hydra.` or behind `+` would pass unnoticed.
+
+    Raises:
+        InputError: a key is unknown.
+    """
+    overrides = [argument for argument in arguments if _is_override(argument)]
+    if not overrides:
+        return
+    GlobalHydra.instance().clear()
+    with hydra.initialize_config_dir(config_dir=str(CONF_DIR), version_base="1.3"):
+        base = hydra.compose(config_name=name, return_hydra_config=True)
+    keys = set(_dotted_keys(OmegaConf.to_container(base, resolve=False)))
+    groups = {path.name for path in CONF_DIR.iterdir() if path.is_dir()}
+    free = {key for key in keys if OmegaConf.select(base, key) == {}}  # open dictionaries
+    for override in OverridesParser.create().parse_overrides(overrides):
+        key = override.key_or_group
+        if key in keys or key in groups or key.split("/")[0] == "hydra":
+            continue
+        if any(key.startswith(f"{parent}.") for parent in free | {"hydra.env", "hydra.launcher"}):
+            continue
+        if override.is_add() and key.rpartition(".")[0] in keys:
+            continue  # `+parent.new=…` is how an open dictionary gets a new key
+        own = {k for k in keys if not k.startswith("hydra.")} | groups
+        pool = keys if key.startswith("hydra.") else own
+        raise InputError(
+            f"unknown configuration key {key!r}",
+            remedy=did_you_mean(key, pool) or f"see `python -m experiments.{name} --help`",
+        )
+
+
+def _is_override(argument: str) -> bool:
+    return not argument.startswith("-") and "=" in argument
+
+
+def _dotted_keys(values: Any, prefix: str = "") -> Iterator[str]:
+    if isinstance(values, dict):
+        for key, value in values.items():
+            name = f"{prefix}{key}"
+            yield name
+            yield from _dotted_keys(value, f"{name}.")
