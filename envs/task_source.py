@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 
 from autoshard.errors import InfeasibleError, InputError
 from autoshard.placement import PlacementTask, prepare_task
-from autoshard.problem import Optimizer, ShardingProblem, TrainingConfig
 from autoshard.protocols import CostModel
-from autoshard.shards import ShardSlice, fixed_rank_bytes, shard_load
 from autoshard.tables import Table, check_tables
-from autoshard.topology import Topology
+from autoshard.tasks import TaskDistribution, draw_problem
 
 #: A draw that fits in no way is redrawn at most this often.
 MAX_REDRAWS = 50
@@ -43,47 +40,6 @@ class FixedTaskSource:
     def sample(self, generator: np.random.Generator) -> PlacementTask:
         """Draw one of them."""
         return self.tasks[int(generator.integers(len(self.tasks)))]
-
-
-@dataclass(frozen=True, kw_only=True)
-class TaskDistribution:
-    """What random tasks look like."""
-
-    num_tables: tuple[int, int] = (40, 80)
-    """Smallest and largest number of tables; both may come."""
-    world_sizes: tuple[int, ...] = (2, 4, 8)
-    """Numbers of ranks, each equally likely."""
-    memory_slack: tuple[float, float] = (1.1, 3.0)
-    """Each rank's room for shards over an equal share of all tables; drawn log-uniformly.
-
-    Near 1, few placements fit.
-    """
-    batch_sizes: tuple[int, ...] = (512,)
-    """Samples per rank, each equally likely."""
-    optimizer: Optimizer = Optimizer.ROWWISE_ADAGRAD
-    embedding_dims: tuple[int, ...] = ()
-    """If given, every drawn table gets one of these dims at random."""
-
-    def __post_init__(self) -> None:
-        low, high = self.num_tables
-        if not 1 <= low <= high:
-            raise InputError(
-                "num_tables is not usable", got=self.num_tables, allowed="1 <= low <= high"
-            )
-        slack_low, slack_high = self.memory_slack
-        if not 0 < slack_low <= slack_high < float("inf"):
-            raise InputError(
-                "memory_slack is not usable", got=self.memory_slack, allowed="0 < low <= high"
-            )
-        for name in ("world_sizes", "batch_sizes"):
-            if not getattr(self, name) or min(getattr(self, name)) < 1:
-                raise InputError(
-                    f"{name} is not usable", got=getattr(self, name), allowed="integers >= 1"
-                )
-        if self.embedding_dims and min(self.embedding_dims) < 1:
-            raise InputError(
-                "embedding_dims is not usable", got=self.embedding_dims, allowed="integers >= 1"
-            )
 
 
 class RandomTaskSource:
@@ -144,7 +100,7 @@ class RandomTaskSource:
     def _draw(self, generator: np.random.Generator) -> PlacementTask:
         failure: InfeasibleError | None = None
         for _ in range(MAX_REDRAWS):
-            problem = self._draw_problem(generator)
+            problem = draw_problem(self.tables, self.distribution, generator)
             try:
                 return prepare_task(problem, self._cost_model)
             except InfeasibleError as error:
@@ -153,30 +109,3 @@ class RandomTaskSource:
             f"{MAX_REDRAWS} random tasks in a row fit in no way; the last: {failure}",
             remedy="raise memory_slack or draw from smaller tables",
         )
-
-    def _draw_problem(self, generator: np.random.Generator) -> ShardingProblem:
-        wanted = self.distribution
-        low, high = wanted.num_tables
-        num_tables = int(generator.integers(low, high + 1))
-        world_size = int(generator.choice(wanted.world_sizes))
-        training = TrainingConfig(
-            batch_size=int(generator.choice(wanted.batch_sizes)), optimizer=wanted.optimizer
-        )
-        slack = float(np.exp(generator.uniform(*np.log(wanted.memory_slack))))
-        picked = generator.choice(len(self.tables), size=num_tables, replace=False)
-        tables = tuple(self.tables[index] for index in picked)
-        if wanted.embedding_dims:
-            dims = generator.choice(wanted.embedding_dims, size=num_tables)
-            tables = tuple(
-                replace(table, embedding_dim=int(dim))
-                for table, dim in zip(tables, dims, strict=True)
-            )
-        shards_bytes = sum(
-            shard_load(ShardSlice.whole(table), training, world_size).memory_bytes
-            for table in tables
-        )
-        roomy = ShardingProblem(
-            tables=tables, topology=Topology.uniform(world_size, 0), training=training
-        )
-        room = int(slack * shards_bytes / world_size) + sum(fixed_rank_bytes(roomy).values())
-        return replace(roomy, topology=Topology.uniform(world_size, room))

@@ -15,7 +15,7 @@ import secrets
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
@@ -52,8 +52,7 @@ def run_experiment(name: str, schema: type[C], run: Callable[[C, Path, MetricsLo
     os.environ["HYDRA_FULL_ERROR"] = "1"
 
     def job(values: DictConfig) -> Any:
-        plain = OmegaConf.to_container(values, resolve=True)
-        assert isinstance(plain, dict)
+        plain = cast(dict[str, Any], OmegaConf.to_container(values, resolve=True))
         out = plain.pop("out", None)
         logger = to_dataclass(LoggerConfig, plain.pop("logger", None) or {})
         config = to_dataclass(schema, plain)
