@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, get_origin, get_type_hints
 
 from autoshard.errors import InputError
 from autoshard.files import fingerprint
 from autoshard.problem import Optimizer
 from autoshard.runtime.capabilities import Device
+from autoshard.suggestions import did_you_mean
 
 #: Part of every fingerprint of a run; raised when a row's meaning changes.
 MEASURE_VERSION = 1
@@ -226,6 +228,56 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [to_plain(item) for item in value]
     return value
+
+
+def measure_config(value: Mapping[str, Any]) -> MeasureConfig:
+    """The inverse of `to_plain`, for what a YAML file says; absent keys keep their defaults.
+
+    Raises:
+        InputError: an unknown key, or a value that is not usable; the key is named in full.
+    """
+    config: MeasureConfig = _from_plain(MeasureConfig, value, "")
+    return config
+
+
+def _from_plain(kind: Any, value: Any, where: str) -> Any:
+    if not isinstance(value, Mapping):
+        raise InputError(f"{where or 'the configuration'} is not a mapping", got=repr(value)[:80])
+    hints = get_type_hints(kind)
+    fields: dict[str, Any] = {}
+    for key, item in value.items():
+        name = f"{where}.{key}" if where else str(key)
+        if key not in hints:
+            raise InputError(
+                f"unknown key {name!r}",
+                allowed=", ".join(hints),
+                remedy=did_you_mean(key, hints),
+            )
+        hint = hints[key]
+        if dataclasses.is_dataclass(hint):
+            item = _from_plain(hint, item, name)
+        elif isinstance(hint, type) and issubclass(hint, Enum):
+            options = [member.value for member in hint]
+            if item not in options:
+                raise InputError(
+                    f"{name} is not known",
+                    got=item,
+                    allowed=", ".join(options),
+                    remedy=did_you_mean(item, options),
+                )
+            item = hint(item)
+        elif get_origin(hint) is tuple and not isinstance(item, list | tuple):
+            raise InputError(f"{name} is not a list", got=repr(item)[:80])
+        elif get_origin(hint) is dict and not isinstance(item, Mapping):
+            raise InputError(f"{name} is not a mapping", got=repr(item)[:80])
+        fields[key] = item
+    try:
+        return kind(**fields)
+    except InputError as error:
+        prefix = f"{where}: " if where else ""
+        raise InputError(
+            f"{prefix}{error.what}", got=error.got, allowed=error.allowed, remedy=error.remedy
+        ) from error
 
 
 def protocol_fingerprint(*parts: Any) -> str:

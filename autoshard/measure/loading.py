@@ -26,7 +26,9 @@ SETTING_COLUMNS: dict[RowKind, tuple[str, ...]] = {
     RowKind.COLLECTIVES: ("device", "backend", "threads"),
 }
 #: Reference timings of so many consecutive rows of a worker are taken together.
-_REFERENCE_WINDOW = 5
+_REFERENCE_WINDOW = 15
+#: Fewer pairs do not show whether shard sets follow the reference.
+_MIN_REPEATED_SETS = 20
 
 
 def load_kernel_rows(
@@ -62,26 +64,57 @@ def load_collective_rows(
 
 
 def normalise_by_reference(frame: pd.DataFrame) -> pd.DataFrame:
-    """Take the machine's drift out of kernel timings.
+    """Take the machine's drift out of kernel timings, as far as the reference shows it.
 
-    Each row's times are multiplied by (median reference time of all rows of the machine
-    and protocol) / (reference time around the row), forward and backward each with their
-    own. The reference around a row is the median over neighbouring rows of its worker,
-    so that its own noise stays out.
+    Each row's times are multiplied by (r̄ / r)^β with r the reference time around the row,
+    r̄ its median over the run, and β in [0, 1] how closely the shard sets follow the
+    reference, by least squares over the sets that were measured twice: the slope of the
+    log ratio of their two timings over that of the reference. Where short disturbances
+    hit the reference alone, β is near 0 and little is changed; forward and backward, and
+    each machine and protocol, have their own.
+
+    Raises:
+        InputError: too few sets were measured twice.
     """
     frame = frame.copy()
-    by_run = [frame["hardware_fingerprint"], frame["protocol"]]
     in_time = frame.sort_values("measured_at", kind="stable")
     for phase in ("fwd", "bwd"):
-        reference = f"reference_{phase}_ms"
-        around = in_time.groupby(["hardware_fingerprint", "protocol", "worker"])[
-            reference
-        ].transform(lambda r: r.rolling(_REFERENCE_WINDOW, center=True, min_periods=1).median())
-        usual = frame[reference].groupby(by_run).transform("median")
-        factor = usual / around.reindex(frame.index)
-        for suffix in ("ms", "p20_ms", "p80_ms", "min_ms", "wall_ms"):
-            frame[f"{phase}_{suffix}"] *= factor
+        # The median over neighbouring rows of the worker keeps the reference's own noise out.
+        around = (
+            in_time.groupby(["hardware_fingerprint", "protocol", "worker"])[f"reference_{phase}_ms"]
+            .transform(lambda r: r.rolling(_REFERENCE_WINDOW, center=True, min_periods=1).median())
+            .reindex(frame.index)
+        )
+        for _, rows in frame.groupby(["hardware_fingerprint", "protocol"]):
+            slope = _reference_slope(rows, around, phase)
+            factor = (around[rows.index].median() / around[rows.index]) ** slope
+            for suffix in ("ms", "p20_ms", "p80_ms", "min_ms", "wall_ms"):
+                frame.loc[rows.index, f"{phase}_{suffix}"] *= factor
     return frame
+
+
+def _reference_slope(rows: pd.DataFrame, around: pd.Series, phase: str) -> float:
+    """How much of the reference's drift the repeated shard sets show, in [0, 1]."""
+    values = pd.DataFrame(
+        {
+            "index": rows["index"],
+            "pass": rows["pass"],
+            "set": np.log(rows[f"{phase}_ms"]),
+            "reference": np.log(around[rows.index]),
+        }
+    )
+    pairs = values.pivot(index="index", columns="pass").dropna()
+    if len(pairs) < _MIN_REPEATED_SETS or len(pairs.columns) != 4:
+        raise InputError(
+            "too few shard sets were measured twice to judge the reference kernel by",
+            got=len(pairs) if len(pairs.columns) == 4 else 0,
+            allowed=f"at least {_MIN_REPEATED_SETS}",
+            remedy="raise num_repeated_sets, or load without normalise",
+        )
+    drift = (pairs["reference"][1] - pairs["reference"][0]).to_numpy()
+    change = (pairs["set"][1] - pairs["set"][0]).to_numpy()
+    strength = float(drift @ drift)
+    return float(np.clip(drift @ change / strength, 0.0, 1.0)) if strength > 0 else 0.0
 
 
 def row_slices(row: Mapping[str, Any]) -> tuple[ShardSlice, ...]:

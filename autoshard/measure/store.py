@@ -215,22 +215,44 @@ class PartStore:
                     f"{path} holds {metadata['kind']}, not {self.kind.value}",
                     remedy="choose another folder",
                 )
-            for column, mine in (
-                ("protocol", self.protocol),
-                ("hardware_fingerprint", self._environment.hardware_fingerprint),
-                ("software_fingerprint", self._environment.software_fingerprint),
-            ):
-                if others := set(rows[column].to_pylist()) - {mine}:
-                    raise InputError(
-                        f"the run in {self.folder} cannot be continued: "
-                        f"its {column.replace('_', ' ')} differs",
-                        got=mine,
-                        allowed=", ".join(sorted(others)),
-                        remedy="choose a new folder, or go back to the configuration, machine "
-                        "and versions that it was begun with",
-                    )
+            self._check_same_run(rows, metadata)
             finished.update(rows["key"].to_pylist())
         return finished
+
+    def _check_same_run(self, rows: pa.Table, metadata: Mapping[str, Any]) -> None:
+        """Refuse to continue what was begun with other settings, or elsewhere."""
+        mine = self._environment
+        for column, expected, described, known in (
+            ("protocol", self.protocol, self._config, "protocols"),
+            ("hardware_fingerprint", mine.hardware_fingerprint, mine.hardware, "environments"),
+            ("software_fingerprint", mine.software_fingerprint, mine.software, "environments"),
+        ):
+            others = sorted(set(rows[column].to_pylist()) - {expected})
+            if not others:
+                continue
+            before = _flat(metadata.get(known, {}).get(others[0], {}))
+            now = _flat(described)
+            raise InputError(
+                f"the run in {self.folder} cannot be continued: "
+                f"its {column.replace('_', ' ')} differs",
+                got=", ".join(
+                    f"{key} {now.get(key, 'none')} (was {before.get(key, 'none')})"
+                    for key in sorted({*now, *before})
+                    if now.get(key) != before.get(key)
+                ),
+                remedy="choose a new folder, or go back to the configuration, machine "
+                "and versions that it was begun with",
+            )
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as one, with dotted keys."""
+    if not isinstance(value, Mapping):
+        return {prefix: value}
+    flat: dict[str, Any] = {}
+    for key, item in value.items():
+        flat.update(_flat(item, f"{prefix}.{key}" if prefix else str(key)))
+    return flat
 
 
 def write_rows(

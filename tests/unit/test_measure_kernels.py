@@ -1,0 +1,171 @@
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import embedding_bag
+
+from autoshard.errors import InputError, UnsupportedError
+from autoshard.measure.arena import Arena
+from autoshard.measure.config import CacheState, KernelConfig, TimingConfig
+from autoshard.measure.kernel_set import EPS, GRADIENT_BOUND, LEARNING_RATE, KernelSet
+from autoshard.measure.kernels import measure_kernel
+from autoshard.problem import Optimizer
+from autoshard.runtime.capabilities import Device
+from autoshard.shards import ShardingType, ShardSlice, padded_cols
+from autoshard.tables import DataType, PoolingType, Table
+
+pytest.importorskip("fbgemm_gpu", reason="kernels need fbgemm-gpu-cpu or fbgemm-gpu")
+
+SAMPLES = 32
+
+
+def table(name, **changes):
+    values = {"num_embeddings": 500, "embedding_dim": 8, "pooling_factor": 3.5, **changes}
+    return Table(name=name, **values)
+
+
+TABLES = (
+    table("sum"),
+    table("two_features", feature_names=("a", "b")),
+    table("padded", embedding_dim=10),
+    table("mean", pooling=PoolingType.MEAN),
+    table("half", data_type=DataType.FP16),
+    table("weighted", weighted=True),
+    table("weighted_mean", weighted=True, pooling=PoolingType.MEAN),
+    table("empty_bags", pooling_factor=0.0),
+)
+SLICES = (
+    *map(ShardSlice.whole, TABLES),
+    ShardSlice(TABLES[0], ShardingType.ROW_WISE, 250, 0, 250, 8),
+    ShardSlice(TABLES[0], ShardingType.COLUMN_WISE, 0, 4, 500, 4),
+)
+
+
+def build(slices, optimizer=Optimizer.ROWWISE_ADAGRAD, arena=None):
+    return KernelSet(
+        slices,
+        SAMPLES,
+        num_batches=2,
+        optimizer=optimizer,
+        device=Device.CPU,
+        arena=arena or Arena(2**20),
+        seed=0,
+    )
+
+
+def test_what_is_timed_is_the_pooled_lookup():
+    kernels = build(SLICES)
+    seen = []
+    for kernel, output in zip(kernels.kernels, kernels.forward(1), strict=True):
+        given = kernel.inputs[1]
+        bounds = np.concatenate([[0], np.cumsum(given.lengths_FB.sum(dim=1).numpy())])
+        feature, col = 0, 0
+        for index, slice_ in enumerate(kernel.slices):
+            seen.append(slice_)
+            weights = kernel.weights(index).float()
+            for _ in slice_.table.feature_names:
+                ids = given.values_L[bounds[feature] : bounds[feature + 1]]
+                lengths = given.lengths_FB[feature]
+                offsets = torch.cumsum(lengths, 0) - lengths
+                per_id = None
+                if given.weights_L is not None:
+                    per_id = given.weights_L[bounds[feature] : bounds[feature + 1]]
+                is_mean = slice_.table.pooling is PoolingType.MEAN and per_id is None
+                expected = embedding_bag(
+                    ids,
+                    weights,
+                    offsets,
+                    mode="mean" if is_mean else "sum",
+                    per_sample_weights=per_id,
+                )
+                width = padded_cols(slice_.num_cols)
+                torch.testing.assert_close(output[:, col : col + width], expected)
+                assert ids.numel() == 0 or int(ids.max()) < slice_.num_rows
+                feature, col = feature + 1, col + width
+        assert col == output.shape[1]
+    assert sorted(map(repr, seen)) == sorted(map(repr, SLICES))
+
+
+def test_weights_of_a_weighted_mean_are_divided_by_the_bag_length():
+    (kernel,) = build([ShardSlice.whole(TABLES[6])]).kernels
+    given = kernel.inputs[0]
+    bags = torch.repeat_interleave(torch.arange(SAMPLES), given.lengths_FB[0])
+    total = torch.zeros(SAMPLES).index_add_(0, bags, given.weights_L)
+    # Weights are drawn from [0.5, 1.5], so their mean in each bag lies there too.
+    assert total.min() >= 0.5
+    assert total.max() <= 1.5
+
+
+def test_kernels_are_shared_as_in_the_runtime():
+    groups = [{s.table.name for s in kernel.slices} for kernel in build(SLICES).kernels]
+    assert {"sum", "two_features", "empty_bags"} in groups
+    assert {"weighted", "weighted_mean"} in groups
+    assert sorted(len(group) for group in groups) == [1, 1, 1, 2, 3]
+    # Without row-wise state, padding changes no update and needs no kernel of its own.
+    assert len(build(SLICES, Optimizer.SGD).kernels) == 4
+
+
+@pytest.mark.parametrize("optimizer", [Optimizer.SGD, Optimizer.ADAGRAD, Optimizer.ROWWISE_ADAGRAD])
+def test_backward_updates_the_rows_that_were_looked_up(optimizer):
+    kernels = build([ShardSlice.whole(TABLES[0])], optimizer)
+    (kernel,) = kernels.kernels
+    before = kernel.weights(0).clone()
+    kernels.backward(kernels.forward(0))
+    change = (kernel.weights(0) - before).abs()
+    touched = torch.unique(kernel.inputs[0].values_L)
+    mask = torch.zeros(500, dtype=torch.bool)
+    mask[touched] = True
+    assert (change[mask].sum(dim=1) > 0).all()
+    assert (change[~mask] == 0).all()
+    # No update is larger than the learning rate times all gradients of a batch.
+    assert change.max() <= LEARNING_RATE * GRADIENT_BOUND * SAMPLES * 5 / (1 + EPS)
+
+
+def test_arena_lends_sane_memory_again_and_again():
+    arena = Arena(2**20)
+    first = arena.weights(1000, torch.float32)
+    other = arena.weights(1000, torch.float32)
+    half = arena.weights(1000, torch.float16)
+    state = arena.state(1000)
+    assert first.data_ptr() % 64 == other.data_ptr() % 64
+    for tensor in (first, other, half, state):
+        assert torch.isfinite(tensor).all()
+        assert tensor.abs().max() <= 1.0
+    assert 0 < first.std() < 0.05
+    first.fill_(7.0)
+    assert (other != 7.0).all()
+    arena.reset()
+    assert arena.weights(1000, torch.float32).data_ptr() == first.data_ptr()
+    with pytest.raises(InputError, match="arena"):
+        arena.weights(2**19, torch.float32)
+
+
+def test_kernels_use_the_arena():
+    arena = Arena(2**20)
+    (kernel,) = build([ShardSlice.whole(TABLES[0])], arena=arena).kernels
+    arena.reset()
+    assert arena.weights(4, torch.float32).data_ptr() == kernel.weights(0).data_ptr()
+
+
+@pytest.mark.parametrize("cache", list(CacheState))
+def test_timing_says_how_it_was_taken(cache):
+    timing = TimingConfig(warmup_iterations=2, min_iterations=4, max_iterations=6)
+    config = KernelConfig(cache=cache, timing=timing, arena_bytes=2**20)
+    result = measure_kernel(SLICES, SAMPLES, config, seed=1)
+    assert result.warmup_iterations == 2
+    assert 4 <= result.iterations <= 6
+    assert result.num_kernels == 5
+    for phase in (result.fwd, result.bwd):
+        assert 0 < phase.min_ms <= phase.p20_ms <= phase.median_ms <= phase.p80_ms
+        assert phase.relative_error >= 0
+    assert result.fwd_wall_ms == result.fwd.median_ms
+
+
+def test_unusable_requests_are_refused():
+    with pytest.raises(InputError, match="empty"):
+        build([])
+    with pytest.raises(UnsupportedError, match="adam"):
+        build([ShardSlice.whole(TABLES[0])], Optimizer.ADAM)
+    with pytest.raises(UnsupportedError, match="bf16"):
+        build([ShardSlice.whole(table("bf16", data_type=DataType.BF16))])
+    with pytest.raises(InputError, match="num_samples"):
+        measure_kernel([ShardSlice.whole(TABLES[0])], 0)
