@@ -1,0 +1,256 @@
+"""Options that several commands share, and how their text becomes values."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import os
+from collections.abc import Callable
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import parse_qsl
+
+import typer
+
+from autoshard.errors import InputError
+
+if TYPE_CHECKING:
+    from autoshard.protocols import CostModel
+    from autoshard.tables import Table
+
+#: In place of a file: `workload:NAME?option=value&option=value`.
+WORKLOAD_PREFIX = "workload:"
+#: Files of facebookresearch/dlrm_datasets; their tables are measured.
+DATASET_SUFFIXES = (".pt", ".pt.gz")
+_GIB = 2**30
+#: 1 EiB; beyond it, sums over ranks would leave int64.
+MAX_GIB = 2**30
+
+PlanArgument = Annotated[
+    str, typer.Argument(metavar="PLAN.JSON", help="A plan, made or written by hand.")
+]
+TablesArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="TABLES",
+        help="A table list (.csv, .json or .parquet), or workload:NAME?option=value&…",
+    ),
+]
+SharderOption = Annotated[str, typer.Option(metavar="NAME", help="What searches for the plan.")]
+CostModelOption = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME|PATH",
+        help="What predicts costs: an exported model's folder, the name of a shipped one, "
+        "or 'analytic', a model without measurements behind it.",
+    ),
+]
+PolicyOption = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME|PATH",
+        help="The learned policy of the sharders 'autoshard' and 'ppo': shipped or exported.",
+    ),
+]
+SeedOption = Annotated[int, typer.Option(min=0, help="Decides every random choice.")]
+TimeLimitOption = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SECONDS",
+        help="Cut the search short after this long. A plan that was cut short says so.",
+    ),
+]
+EvaluationsOption = Annotated[
+    int, typer.Option(min=1, help="Placements that the search may cost, at most.")
+]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print machine-readable output on stdout.")
+]
+
+
+def parse_gib(text: str, option: str) -> int:
+    """Bytes in a number of GiB, exactly, rounded down.
+
+    Raises:
+        InputError: not a number in [0, MAX_GIB].
+    """
+    try:
+        value = Decimal(text.strip())
+    except InvalidOperation:
+        value = Decimal("NaN")
+    if not value.is_finite() or not 0 <= value <= MAX_GIB:
+        raise InputError(
+            f"{option} is not usable", got=repr(text), allowed=f"numbers of GiB, 0 to {MAX_GIB}"
+        )
+    return int(value * _GIB)
+
+
+def parse_hbm_gib(text: str, world_size: int) -> tuple[int, ...]:
+    """Each rank's memory in bytes from one value, or one per rank separated by commas.
+
+    Raises:
+        InputError: a value is not a number > 0, or their count is neither 1 nor `world_size`.
+    """
+    values = tuple(parse_gib(part, "--hbm-gib") for part in text.split(","))
+    if min(values) == 0:
+        raise InputError("--hbm-gib is not usable", got=repr(text), allowed="numbers of GiB > 0")
+    if len(values) == 1:
+        return values * world_size
+    if len(values) != world_size:
+        raise InputError(
+            "--hbm-gib does not name every rank",
+            got=f"{len(values)} values for {world_size} ranks",
+            allowed=f"one value, or {world_size} separated by commas",
+        )
+    return values
+
+
+def check_seconds(value: float | None, option: str) -> float | None:
+    """The value, if it can be a time limit.
+
+    Raises:
+        InputError: not a finite number > 0.
+    """
+    if value is not None and (not math.isfinite(value) or value <= 0):
+        raise InputError(f"{option} is not usable", got=value, allowed="a finite number > 0")
+    return value
+
+
+def check_output(path: str | Path | None) -> None:
+    """Refuse an output path that cannot be written, before time is spent on what goes there.
+
+    Missing folders are made when the file is written.
+
+    Raises:
+        InputError: the path is a folder, or lies in a place that is not writable.
+    """
+    if path is None:
+        return
+    if not str(path):
+        raise InputError("the output path is empty", allowed="a file name")
+    path = Path(path)
+    try:
+        if path.is_dir():
+            raise InputError(f"cannot write {path}", got="a folder", allowed="a file name")
+        folder = path.parent
+        while not folder.exists():
+            folder = folder.parent
+    except OSError as error:
+        raise InputError(f"cannot write {str(path)[:200]}", got=error.strerror) from error
+    if not folder.is_dir():
+        raise InputError(f"cannot write {path}", got=f"{folder} is not a folder")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise InputError(
+            f"cannot write {path}",
+            got=f"no permission to write in {folder}",
+            remedy="choose a writable folder",
+        )
+
+
+def load_tables(source: str) -> tuple[Table, ...]:
+    """The tables of a file, or of a workload by name.
+
+    Raises:
+        InputError: the file or the workload is not usable.
+    """
+    if source.startswith(WORKLOAD_PREFIX):
+        return _make_workload(source)
+    if source.lower().endswith(DATASET_SUFFIXES):
+        from autoshard.workloads.registry import make_workload
+
+        return make_workload("dlrm_dataset", path=source)
+    from autoshard.table_io import read_tables
+
+    return read_tables(source)
+
+
+def _integers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
+
+
+#: How the text of a workload's option is read, by the option's annotation. Options of other
+#: types, such as id distributions, can be given in Python and in a table list only.
+_PARSERS: dict[str, tuple[Callable[[str], Any], str]] = {
+    "int": (int, "a whole number"),
+    "int | None": (int, "a whole number"),
+    "float": (float, "a number"),
+    "float | None": (float, "a number"),
+    "str | Path": (str, "a path"),
+    "int | Mapping[str, int] | None": (int, "a whole number"),
+    "Sequence[int]": (_integers, "whole numbers separated by commas"),
+    "Sequence[int] | None": (_integers, "whole numbers separated by commas"),
+    "Sequence[str] | None": (_names, "names separated by commas"),
+}
+
+
+def _make_workload(source: str) -> tuple[Table, ...]:
+    from autoshard.workloads.registry import WORKLOADS, make_workload
+
+    name, _, query = source.removeprefix(WORKLOAD_PREFIX).partition("?")
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=True) if query else []
+    except ValueError as error:
+        raise InputError(
+            f"the options of {source!r} are not usable",
+            got=query,
+            allowed="option=value pairs joined by &",
+        ) from error
+    parameters = inspect.signature(WORKLOADS[name]).parameters if name in WORKLOADS else {}
+    options: dict[str, Any] = {}
+    for option, text in pairs:
+        if option in options:
+            raise InputError(f"workload {name!r}: option {option!r} is given twice")
+        options[option] = text
+        if option not in parameters:
+            continue  # refused by name below
+        annotation = str(parameters[option].annotation)
+        if annotation not in _PARSERS:
+            raise InputError(
+                f"workload {name!r}: option {option!r} cannot be given as text",
+                remedy="write the tables to a file from Python",
+            )
+        parse, allowed = _PARSERS[annotation]
+        try:
+            options[option] = parse(text)
+        except ValueError as error:
+            raise InputError(
+                f"workload {name!r}: option {option!r} is not usable", got=text, allowed=allowed
+            ) from error
+    return make_workload(name, **options)
+
+
+def check_sharder(name: str) -> None:
+    """Refuse an unknown sharder before anything is loaded for it.
+
+    Raises:
+        InputError: there is none of that name.
+    """
+    from autoshard.sharders.registry import sharder_names
+    from autoshard.suggestions import did_you_mean
+
+    if name not in (names := sharder_names()):
+        raise InputError(
+            f"unknown sharder {name!r}",
+            allowed=", ".join(names),
+            remedy=did_you_mean(name, names),
+        )
+
+
+def load_model(path_or_name: str) -> CostModel:
+    """The cost model of that name or path; 'analytic' needs no files.
+
+    Raises:
+        ArtifactError: there is none, or it is damaged.
+    """
+    if path_or_name == "analytic":
+        from autoshard.cost_models.analytic import AnalyticCostModel
+
+        return AnalyticCostModel()
+    from autoshard.cost_models.exported import load_cost_model
+
+    return load_cost_model(path_or_name)

@@ -1,0 +1,1 @@
+"""Writes plans in other formats: one file per format, registered by name."""
