@@ -61,10 +61,9 @@ class MetricsLog:
 
         Raises:
             DependencyError: wandb is asked for but not installed.
-            InputError: `metrics.jsonl` exists and is damaged.
         """
         self.path = folder / METRICS_FILE
-        self._last_step = _last_step(self.path)
+        self._last_step: int | None = None  # not read yet
         self._run: Any = None
         if config.kind is LoggerKind.WANDB:
             try:
@@ -82,7 +81,6 @@ class MetricsLog:
                 config=dict(values),
                 reinit="create_new",
             )
-        self._stream = self.path.open("a", encoding="utf-8")
 
     def log(self, step: int, **metrics: float | int | str | bool | None) -> None:
         """Record one step; a step that the file already has is skipped.
@@ -90,7 +88,12 @@ class MetricsLog:
         Args:
             step: grows from call to call.
             metrics: values by name; NaN and infinities are written as null.
+
+        Raises:
+            InputError: `metrics.jsonl` exists and is damaged.
         """
+        if self._last_step is None:
+            self._last_step = _last_step(self.path)
         if step <= self._last_step:
             return
         self._last_step = step
@@ -98,14 +101,17 @@ class MetricsLog:
             key: None if isinstance(value, float) and not math.isfinite(value) else value
             for key, value in metrics.items()
         }
-        self._stream.write(json.dumps({"step": step, **clean}) + "\n")
-        self._stream.flush()
+        with self.path.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps({"step": step, **clean}) + "\n")
+        self.mirror(step, **clean)
+
+    def mirror(self, step: int, **metrics: float | int | str | bool | None) -> None:
+        """Send one step to wandb only, for training that writes its own `metrics.jsonl`."""
         if self._run is not None:
-            self._run.log(clean, step=step)
+            self._run.log(metrics, step=step)
 
     def close(self, exit_code: int = 0) -> None:
-        """Finish; wandb's run too, so that the next job gets a run of its own."""
-        self._stream.close()
+        """Finish wandb's run, so that the next job gets one of its own."""
         if self._run is not None:
             self._run.finish(exit_code=exit_code)
             self._run = None
