@@ -110,7 +110,8 @@ def rank_main(rank: int, setup: RankSetup, stages: Any, connection: Connection) 
     except BrokenPipeError:
         return
     except BaseException:
-        connection.send(("failed", traceback.format_exc()))
+        # The peers fail too, but only once this process is gone: the first stamp is the cause.
+        connection.send(("failed", (time.monotonic_ns(), traceback.format_exc())))
         raise SystemExit(1) from None
 
 

@@ -13,7 +13,7 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
@@ -119,7 +119,7 @@ def _run_ranks(setup: RankSetup) -> Generator[tuple[int, CollectiveTiming], None
                 if message is None and not processes[rank].is_alive():
                     message = _receive(connections[rank])  # its last words
                     if message is None:
-                        raise _failure(setup, processes, connections, stages, {rank: ""})
+                        raise _failure(setup, processes, connections, stages, {})
                 if message is None:
                     continue
                 kind, value = message
@@ -171,7 +171,7 @@ def _failure(
     processes: Sequence[SpawnProcess],
     connections: Sequence[Connection],
     stages: Any,
-    words: dict[int, str],
+    words: dict[int, tuple[int, str]],
 ) -> WorkerError:
     """Find the rank that failed first: one that died without a word, if there is one."""
     described = _describe_stages(setup, stages)
@@ -186,16 +186,20 @@ def _failure(
         rank = dead[0]
         how = describe_exit(processes[rank].exitcode)
         return WorkerError(f"rank {rank} died: {how}", got=described)
-    # A lost peer shows as a connection error: any other error comes before it.
-    first = min(words, key=lambda rank: ("onnection" in words[rank], rank))
-    return WorkerError(f"rank {first} failed\n{words[first]}", got=described)
+    if not words:
+        return WorkerError("a rank ended without a word", got=described)
+    first = min(words, key=lambda rank: words[rank][0])
+    return WorkerError(f"rank {first} failed\n{words[first][1]}", got=described)
 
 
-def _silently_dead(processes: Sequence[SpawnProcess], words: dict[int, str]) -> list[int]:
+def _silently_dead(
+    processes: Sequence[SpawnProcess], words: Mapping[int, tuple[int, str]]
+) -> list[int]:
+    """Ranks that were killed or left without saying why."""
     return [
         rank
         for rank, process in enumerate(processes)
-        if not words.get(rank) and process.exitcode not in (None, 0, 1, -signal.SIGTERM)
+        if rank not in words and process.exitcode not in (None, 0, 1, -signal.SIGTERM)
     ]
 
 
