@@ -1,0 +1,53 @@
+# Two commands matter: `make demo` runs the whole loop on this machine, `make test` runs the tests.
+# Both set up .venv on their first run and reuse it afterwards.
+
+VENV ?= .venv
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+# `cuda` instead of `cpu` on a machine with an NVIDIA GPU: make demo DEVICE_EXTRA=cuda
+DEVICE_EXTRA ?= cpu
+
+# One thread per process: ranks and measurements own a core each.
+export OMP_NUM_THREADS := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-slow test-gpu lint format clean
+
+help: ## Show this help
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+setup: $(READY) ## Install everything into .venv
+
+$(READY): pyproject.toml
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || \
+	  { echo "error: autoshard needs Python 3.11; got $$("$(PYTHON)" --version 2>&1). Remedy: make PYTHON=/path/to/python3.11" >&2; exit 2; }
+	"$(PYTHON)" -m venv "$(VENV)"
+	"$(BIN)/python" -m pip install --quiet --disable-pip-version-check --upgrade pip
+	"$(BIN)/python" -m pip install --quiet --disable-pip-version-check -e '.[$(DEVICE_EXTRA),dev]'
+	@touch "$@"
+
+demo: $(READY) ## Measure, learn, plan, run and report on this machine (at most 10 minutes)
+	"$(BIN)/python" -m experiments.demo
+
+test: $(READY) ## Run the tests (under 8 minutes on 2 cores)
+	"$(BIN)/python" -m pytest -m "not slow and not gpu"
+
+test-slow: $(READY) ## Run the tests that take minutes
+	"$(BIN)/python" -m pytest -m slow
+
+test-gpu: $(READY) ## Run the tests that need a CUDA device
+	"$(BIN)/python" -m pytest -m gpu
+
+lint: $(READY) ## Check style, types and import rules
+	"$(BIN)/ruff" check .
+	"$(BIN)/ruff" format --check .
+	"$(BIN)/mypy"
+	"$(BIN)/lint-imports"
+
+format: $(READY) ## Format the code
+	"$(BIN)/ruff" check --fix .
+	"$(BIN)/ruff" format .
+
+clean: ## Remove what the experiments wrote (not .venv)
+	rm -rf outputs multirun
