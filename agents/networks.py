@@ -62,6 +62,8 @@ class PolicyNetwork(nn.Module):
         self.rank_hidden = nn.Linear(hidden_size, hidden_size)
         self.pooled_hidden = nn.Linear(2 * hidden_size, hidden_size, bias=False)
         self.score = nn.Linear(hidden_size, 1)
+        # Features such as orders by cost are good scores themselves; the rest corrects them.
+        self.direct_score = nn.Linear(NUM_RANK_FEATURES, 1, bias=False)
 
     def forward(self, ranks_NRK: Tensor, globals_NG: Tensor, legal_NR: Tensor) -> Tensor:
         """Logits, float32 [N, R]; `ILLEGAL_LOGIT` where `legal_NR` (bool) is False."""
@@ -69,7 +71,8 @@ class PolicyNetwork(nn.Module):
         hidden_NRH = torch.relu(
             self.rank_hidden(encoded_NRH) + self.pooled_hidden(pooled_N2H)[:, None, :]
         )
-        return self.score(hidden_NRH)[:, :, 0].masked_fill(~legal_NR, ILLEGAL_LOGIT)
+        logits_NR = (self.score(hidden_NRH) + self.direct_score(ranks_NRK))[:, :, 0]
+        return logits_NR.masked_fill(~legal_NR, ILLEGAL_LOGIT)
 
 
 class ValueNetwork(nn.Module):
@@ -110,6 +113,7 @@ class PlacementPolicy(MaskableActorCriticPolicy):
         self.value_network = ValueNetwork(self._hidden_size)
         nn.init.orthogonal_(self.policy_network.score.weight, gain=0.01)
         nn.init.zeros_(self.policy_network.score.bias)
+        nn.init.zeros_(self.policy_network.direct_score.weight)
         nn.init.constant_(self.value_network.value.bias, self._first_value)
         self.optimizer = self.optimizer_class(
             self.parameters(),
@@ -132,9 +136,7 @@ class PlacementPolicy(MaskableActorCriticPolicy):
         distribution = self.get_distribution(obs, action_masks)
         return self.predict_values(obs), distribution.log_prob(actions), distribution.entropy()
 
-    def get_distribution(
-        self, obs: PyTorchObs, action_masks: Any = None
-    ) -> MaskableDistribution:
+    def get_distribution(self, obs: PyTorchObs, action_masks: Any = None) -> MaskableDistribution:
         """The masked distribution over ranks; the observation's own mask always holds."""
         ranks_NRK, globals_NG = _unpack(obs)
         legal_NR = obs["action_mask"] > 0.5  # type: ignore[index]

@@ -44,9 +44,7 @@ class Scorer(Protocol):
 class Policy:
     """A loaded policy."""
 
-    def __init__(
-        self, program: Callable[..., Any], config: Mapping[str, Any], name: str
-    ) -> None:
+    def __init__(self, program: Callable[..., Any], config: Mapping[str, Any], name: str) -> None:
         """Wrap a program; `load_policy` is what makes these."""
         self._program = program
         self.config = config

@@ -10,6 +10,4 @@ from __future__ import annotations
 import gymnasium
 
 if "autoshard/Placement-v0" not in gymnasium.registry:
-    gymnasium.register(
-        id="autoshard/Placement-v0", entry_point="envs.placement_env:PlacementEnv"
-    )
+    gymnasium.register(id="autoshard/Placement-v0", entry_point="envs.placement_env:PlacementEnv")

@@ -37,7 +37,7 @@ class PlacementEnv(gymnasium.Env[ObservationDict, np.int64]):
         """
         self._tasks, self._cost_model = tasks, cost_model
         self.config = config or EnvConfig()
-        self.observation_space = observation_space(self.config)
+        self.observation_space = observation_space(self.config)  # type: ignore[assignment]
         self.action_space = action_space(self.config)
         self.render_mode = None
         self._episodes: Episodes | None = None

@@ -70,7 +70,7 @@ def roll_out(
     while deadline_s is None or time.monotonic() < deadline_s:
         candidates = state.candidates()
         observation = observe(state, candidates)
-        active_N = observation.legal_NR.any(axis=1)
+        active_N: NDArray[np.bool_] = np.any(observation.legal_NR, axis=1)
         if not active_N.any():
             break
         logits_NR = policy.logits_NR(observation).astype(np.float64)
