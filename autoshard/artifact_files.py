@@ -97,6 +97,7 @@ def write_artifact(
         fresh.chmod(0o777 & ~umask)  # mkdtemp makes folders private
         for name, write in writers.items():
             write(fresh / name)
+            (fresh / name).chmod(0o666 & ~umask)  # some writers make files private
         whole: dict[str, Any] = {
             "kind": kind,
             "version": version,

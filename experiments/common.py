@@ -52,14 +52,12 @@ def run_experiment(name: str, schema: type[C], run: Callable[[C, Path, MetricsLo
     os.environ["HYDRA_FULL_ERROR"] = "1"
 
     def job(values: DictConfig) -> Any:
-        plain = cast(dict[str, Any], OmegaConf.to_container(values, resolve=True))
-        out = plain.pop("out", None)
-        logger = to_dataclass(LoggerConfig, plain.pop("logger", None) or {})
-        config = to_dataclass(schema, plain)
-        out_dir = Path(out) if out else Path(HydraConfig.get().runtime.output_dir)
-        out_dir.mkdir(parents=True, exist_ok=True)
-        with MetricsLog(out_dir, logger, name=name, values=plain) as metrics:
-            return run(config, out_dir, metrics)
+        try:
+            return _run_job(name, schema, run, values)
+        except AutoshardError as error:
+            # SystemExit passes through Hydra, which would print a line of its own.
+            print(f"error: {error}", file=sys.stderr)
+            raise SystemExit(error.exit_code) from None
 
     code = 0
     try:
@@ -78,6 +76,20 @@ def run_experiment(name: str, schema: type[C], run: Callable[[C, Path, MetricsLo
         logging.shutdown()
     if code:
         sys.exit(code)
+
+
+def _run_job(
+    name: str, schema: type[C], run: Callable[[C, Path, MetricsLog], Any], values: DictConfig
+) -> Any:
+    """One job: its configuration made plain, its folder, its record."""
+    plain = cast(dict[str, Any], OmegaConf.to_container(values, resolve=True))
+    out = plain.pop("out", None)
+    logger = to_dataclass(LoggerConfig, plain.pop("logger", None) or {})
+    config = to_dataclass(schema, plain)
+    out_dir = Path(out) if out else Path(HydraConfig.get().runtime.output_dir)
+    out_dir.mkdir(parents=True, exist_ok=True)
+    with MetricsLog(out_dir, logger, name=name, values=plain) as metrics:
+        return run(config, out_dir, metrics)
 
 
 def to_dataclass(schema: type[C], values: dict[str, Any]) -> C:
@@ -129,9 +141,10 @@ def check_overrides(name: str, arguments: list[str]) -> None:
     GlobalHydra.instance().clear()
     with hydra.initialize_config_dir(config_dir=str(CONF_DIR), version_base="1.3"):
         base = hydra.compose(config_name=name, return_hydra_config=True)
-    keys = set(_dotted_keys(OmegaConf.to_container(base, resolve=False)))
+    values = dict(_dotted(OmegaConf.to_container(base, resolve=False)))
+    keys = set(values)
     groups = {path.name for path in CONF_DIR.iterdir() if path.is_dir()}
-    free = {key for key in keys if OmegaConf.select(base, key) == {}}  # open dictionaries
+    free = {key for key, value in values.items() if value == {}}  # open dictionaries
     for override in OverridesParser.create().parse_overrides(overrides):
         key = override.key_or_group
         if key in keys or key in groups or key.split("/")[0] == "hydra":
@@ -152,9 +165,10 @@ def _is_override(argument: str) -> bool:
     return not argument.startswith("-") and "=" in argument
 
 
-def _dotted_keys(values: Any, prefix: str = "") -> Iterator[str]:
+def _dotted(values: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every dotted key with its value, inner nodes included."""
     if isinstance(values, dict):
         for key, value in values.items():
             name = f"{prefix}{key}"
-            yield name
-            yield from _dotted_keys(value, f"{name}.")
+            yield name, value
+            yield from _dotted(value, f"{name}.")

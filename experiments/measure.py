@@ -7,25 +7,10 @@ Writes `kernels/` and `collectives/` (part files) and, once all is done, the mer
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-import hydra
-from omegaconf import DictConfig, OmegaConf
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-
-from autoshard.errors import AutoshardError
-from autoshard.measure.config import MeasureConfig, measure_config
+import autoshard.workloads  # noqa: F401  (registers the workloads)
+from autoshard.measure.config import MeasureConfig
 from autoshard.measure.runner import (
     COLLECTIVES_FOLDER,
     KERNELS_FOLDER,
@@ -34,12 +19,12 @@ from autoshard.measure.runner import (
 )
 from autoshard.measure.store import merge_parts
 from autoshard.workloads.registry import make_workload
+from experiments.common import run_experiment
+from experiments.metrics import MetricsLog
+from experiments.progress import console, progress_bar
 
-CONF_DIR = str(Path(__file__).resolve().parents[1] / "conf")
-_console = Console(stderr=True)
 
-
-def run(config: MeasureConfig, out_dir: Path) -> list[Path]:
+def run(config: MeasureConfig, out_dir: Path, metrics: MetricsLog) -> list[Path]:
     """Measure what is missing in `out_dir`, and merge.
 
     Returns:
@@ -51,50 +36,19 @@ def run(config: MeasureConfig, out_dir: Path) -> list[Path]:
     merged: list[Path] = []
     if config.num_sets:
         tables = make_workload(**config.workload)
-        with _progress("kernels") as report:
+        with progress_bar("measuring kernels") as report:
             measure_kernels(config, tables, out_dir, report)
         merged.append(out_dir / f"{KERNELS_FOLDER}.parquet")
     if config.collectives.num_collectives and config.collectives.world_sizes:
-        with _progress("collectives") as report:
+        with progress_bar("measuring all-to-alls") as report:
             measure_collectives(config, out_dir, report)
         merged.append(out_dir / f"{COLLECTIVES_FOLDER}.parquet")
-    for path in merged:
+    for step, path in enumerate(merged):
         num_rows = merge_parts(path.with_suffix(""), path)
-        _console.print(f"{path}: {num_rows} rows, {path.stat().st_size / 2**20:.2f} MiB")
+        metrics.log(step, file=path.name, num_rows=num_rows)
+        console.print(f"{path}: {num_rows} rows, {path.stat().st_size / 2**20:.2f} MiB")
     return merged
 
 
-@contextmanager
-def _progress(title: str) -> Iterator[Callable[[int, int, str], None]]:
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[what]}"),
-    )
-    with Progress(*columns, console=_console) as bar:
-        task = bar.add_task(title, total=None, what="starting workers")
-
-        def report(done: int, total: int, what: str) -> None:
-            bar.update(task, completed=done, total=total, what=what)
-
-        yield report
-
-
-@hydra.main(version_base="1.3", config_path=CONF_DIR, config_name="measure")
-def main(raw: DictConfig) -> None:
-    """Run with the values of `conf/measure.yaml` and of the command line."""
-    values = OmegaConf.to_container(raw, resolve=True)
-    assert isinstance(values, dict)
-    out_dir = Path(str(values.pop("out_dir")))
-    try:
-        run(measure_config({str(key): value for key, value in values.items()}), out_dir)
-    except AutoshardError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(error.exit_code) from None
-
-
 if __name__ == "__main__":
-    main()
+    run_experiment("measure", MeasureConfig, run)

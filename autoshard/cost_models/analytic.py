@@ -46,11 +46,11 @@ DEFAULT_COEFFICIENTS_MS_KP: tuple[tuple[float, float], ...] = (
 class AnalyticCostModel:
     """Additive kernel costs, and all-to-alls of fixed latency and bandwidth."""
 
-    coefficients_ms_KP: tuple[tuple[float, float], ...] = DEFAULT_COEFFICIENTS_MS_KP  # noqa: N815
+    coefficients_ms_KP: tuple[tuple[float, float], ...] = DEFAULT_COEFFICIENTS_MS_KP
     """Milliseconds per unit of each of `WORK_FEATURES`, forward and backward, >= 0."""
-    shard_ms_P: tuple[float, float] = (0.002, 0.005)  # noqa: N815
+    shard_ms_P: tuple[float, float] = (0.002, 0.005)
     """What every shard costs besides its work, >= 0."""
-    overhead_ms_P: tuple[float, float] = (0.02, 0.05)  # noqa: N815
+    overhead_ms_P: tuple[float, float] = (0.02, 0.05)
     """What a rank with at least one shard costs besides, >= 0."""
     latency_ms: float = 0.1
     """What an all-to-all costs besides its bytes, >= 0."""

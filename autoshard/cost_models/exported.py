@@ -1,0 +1,225 @@
+"""Trained cost models as artifacts: loading one, and the protocol on top of its programs.
+
+`cost_net.export` writes the folder; nothing of `cost_net` is needed to use it. `analytic` names
+`AnalyticCostModel`, and other people's models come in through the entry point group
+`autoshard.cost_models` (a callable without arguments that returns a model).
+
+Shapes: S=shards, N=shard sets, D=encoding width, F=shard features, C=traffic features.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoshard.artifact_files import find_artifact, read_artifact
+from autoshard.cost_models.analytic import AnalyticCostModel
+from autoshard.cost_models.bounds import makespan_lower_bound
+from autoshard.cost_models.ranges import MeasuredRange
+from autoshard.errors import ArtifactError
+from autoshard.features import NUM_TRAFFIC_FEATURES, SHARD_FEATURES, TRAFFIC_FEATURES
+from autoshard.objective import CostSource
+from autoshard.problem import ShardingProblem
+from autoshard.protocols import CostModel
+
+FloatArray = NDArray[np.float64]
+Program = Callable[..., Any]
+
+COST_MODEL_KIND = "autoshard-cost-model"
+COST_MODEL_VERSION = 1
+WEIGHTS_FILE = "weights.safetensors"
+CARD_FILE = "card.md"
+ENCODE_FILE = "encode.pt2"
+COMPUTE_FILE = "compute.pt2"
+COLLECTIVE_FILE = "collective.pt2"
+#: Exported programs take row counts from 2 on (torch.export treats 0 and 1 as special).
+MIN_PROGRAM_ROWS = 2
+ENTRY_POINTS = "autoshard.cost_models"
+ANALYTIC = "analytic"
+#: Programs compute in float32: bounds stay this share below what float64 would say.
+FLOAT32_SLACK = 1e-5
+
+
+class ExportedCostModel:
+    """A trained network behind `autoshard.protocols.CostModel`."""
+
+    def __init__(
+        self, programs: Mapping[str, Program], config: Mapping[str, Any], name: str
+    ) -> None:
+        """Wrap loaded programs; `load_cost_model` is what makes these."""
+        self._encode = programs[ENCODE_FILE]
+        self._compute = programs[COMPUTE_FILE]
+        self._collective = programs[COLLECTIVE_FILE]
+        self.config = config
+        self._name = name
+
+    @property
+    def name(self) -> str:
+        """The artifact's name."""
+        return self._name
+
+    @property
+    def source(self) -> CostSource:
+        """`PREDICTED`."""
+        return CostSource.PREDICTED
+
+    @property
+    def fingerprint(self) -> str:
+        """Identifies the weights and the measurements behind them."""
+        return str(self.config["fingerprint"])
+
+    @cached_property
+    def measured_range(self) -> MeasuredRange:
+        """What was measured."""
+        return MeasuredRange.from_json(self.config["measured_range"])
+
+    def encode(self, features_SF: FloatArray) -> FloatArray:
+        """See `CostModel.encode`."""
+        if len(features_SF) == 0:
+            return np.zeros((0, int(self.config["encoding_width"])))
+        return _call(self._encode, features_SF)
+
+    def compute_ms(
+        self, encoding_sum_ND: FloatArray, num_shards_N: NDArray[np.int64]
+    ) -> FloatArray:
+        """See `CostModel.compute_ms`."""
+        num_shards_N = np.asarray(num_shards_N)
+        if len(encoding_sum_ND) == 0:
+            return np.zeros((0, 2))
+        cost_NP = _call(self._compute, encoding_sum_ND, num_shards_N[:, None])
+        return np.where(num_shards_N[:, None] > 0, cost_NP, 0.0)
+
+    def collective_ms(self, traffic_NC: FloatArray) -> FloatArray:
+        """See `CostModel.collective_ms`."""
+        traffic_NC = np.asarray(traffic_NC, dtype=np.float64).reshape(-1, NUM_TRAFFIC_FEATURES)
+        if len(traffic_NC) == 0:
+            return np.zeros(0)
+        happens_N = (traffic_NC[:, 3] > 0) & (traffic_NC[:, 0] > 1)
+        return np.where(happens_N, _call(self._collective, traffic_NC), 0.0)
+
+    def compute_lower_bound_ms(self, encoding_SD: FloatArray, world_size: int) -> FloatArray | None:
+        """The least factor times (overhead plus the makespan bound of the shards' own costs).
+
+        A set's cost is φ · (overhead + Σ own) with φ >= φ_min by construction (it is clamped
+        inside the program). The rank that attains the makespan bound of Σ own holds a shard,
+        so it pays the overhead too. None for networks without such a form.
+        """
+        facts = self.config["compute_bound"]
+        if facts is None:
+            return None
+        if len(encoding_SD) == 0:
+            return np.zeros(2)
+        least = [
+            phi
+            * (overhead + makespan_lower_bound(np.maximum(encoding_SD[:, phase], 0), world_size))
+            for phase, (phi, overhead) in enumerate(
+                zip(facts["phi_min"], facts["overhead_ms"], strict=True)
+            )
+        ]
+        return np.array(least) * (1 - FLOAT32_SLACK)
+
+    def collective_lower_bound_ms(self, total_bytes: float, world_size: int) -> float | None:
+        """The least factor times the base, with the busiest rank at total / R, its least."""
+        if total_bytes <= 0 or world_size <= 1:
+            return 0.0
+        facts = self.config["collective_bound"]
+        base_ms = (
+            facts["latency_ms"]
+            + facts["rank_ms"] * (world_size - 1)
+            + facts["busiest_ms_per_byte"] * total_bytes / world_size
+            + facts["total_ms_per_byte"] * total_bytes
+        )
+        return float(facts["factor_min"] * base_ms * (1 - FLOAT32_SLACK))
+
+    def is_extrapolated(self, features_SF: FloatArray, problem: ShardingProblem) -> bool:
+        """See `CostModel.is_extrapolated`."""
+        return bool(self.measured_range.outside(features_SF, problem))
+
+
+def _call(program: Program, *arrays: NDArray[Any]) -> FloatArray:
+    """Run a program on float64 rows; a single row is padded to the least a program takes."""
+    import torch
+
+    num = len(arrays[0])
+    tensors = []
+    for array in arrays:
+        rows = np.asarray(array, dtype=np.float32)
+        if num < MIN_PROGRAM_ROWS:
+            rows = np.repeat(rows, MIN_PROGRAM_ROWS, axis=0)
+        tensors.append(torch.from_numpy(np.ascontiguousarray(rows)))
+    with torch.inference_mode():
+        result = program(*tensors)
+    return result.numpy().astype(np.float64)[:num]
+
+
+def load_cost_model(path_or_name: str | Path = "default") -> CostModel:
+    """Load a cost model.
+
+    Args:
+        path_or_name: the folder of an exported one, the name of a shipped one, `analytic`, or
+            the name of an entry point in `autoshard.cost_models`.
+
+    Raises:
+        ArtifactError: it does not exist, is damaged, or reads other features than this version
+            of autoshard computes.
+    """
+    if str(path_or_name) == ANALYTIC:
+        return AnalyticCostModel()
+    if not Path(path_or_name).is_dir():
+        for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
+            if point.name == str(path_or_name):
+                return _from_entry_point(point)
+    folder = find_artifact(path_or_name, folder="cost_models", what="cost model")
+    config = read_artifact(
+        folder, kind=COST_MODEL_KIND, version=COST_MODEL_VERSION, what="cost model"
+    )
+    for key, names in (("shard_features", SHARD_FEATURES), ("traffic_features", TRAFFIC_FEATURES)):
+        if config.get(key) != list(names):
+            raise ArtifactError(
+                f"cost model {folder} reads other {key} than this version computes",
+                got=config.get(key),
+                remedy="train it with this version, or install the version that made it",
+            )
+    return ExportedCostModel(_load_programs(folder, config), config, Path(path_or_name).name)
+
+
+def _load_programs(folder: Path, config: Mapping[str, Any]) -> dict[str, Program]:
+    import torch
+
+    programs: dict[str, Program] = {}
+    for name in (ENCODE_FILE, COMPUTE_FILE, COLLECTIVE_FILE):
+        if name not in config["files"]:
+            raise ArtifactError(
+                f"cost model {folder} lacks its file {name}", remedy="export the cost model again"
+            )
+        try:
+            programs[name] = torch.export.load(folder / name).module()
+        except Exception as error:
+            raise ArtifactError(
+                f"cost model {folder} cannot be loaded with torch {torch.__version__}",
+                got=str(error)[:200],
+                remedy=f"install torch {config.get('torch')} or export the cost model again",
+            ) from error
+    return programs
+
+
+def _from_entry_point(point: importlib.metadata.EntryPoint) -> CostModel:
+    try:
+        model = point.load()()
+    except Exception as error:
+        raise ArtifactError(
+            f"cost model {point.name!r} of {point.value} does not load", got=str(error)[:200]
+        ) from error
+    if not isinstance(model, CostModel):
+        raise ArtifactError(
+            f"cost model {point.name!r} of {point.value} is no cost model",
+            got=type(model).__name__,
+            allowed="the methods of autoshard.protocols.CostModel",
+        )
+    return model

@@ -1,0 +1,232 @@
+"""Measured rows as tensors: shard sets with their timings, all-to-alls with theirs.
+
+A row's split is that of its tables, fixed when it was measured: test tables occur in no
+training row, which `KernelData.check_disjoint` verifies.
+
+Shapes: N=shard sets, S=shards of all sets together, F=shard features, P=phases (forward,
+backward), M=collectives, C=traffic features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from autoshard.errors import InputError
+from autoshard.features import TRAFFIC_FEATURES
+from autoshard.measure.loading import (
+    load_collective_rows,
+    load_kernel_rows,
+    row_features,
+    row_slices,
+)
+from autoshard.problem import Optimizer, parse_optimizer
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
+SPLITS = ("train", "validation", "test")
+PHASES = ("fwd", "bwd")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class KernelData:
+    """N measured shard sets."""
+
+    features_SF: FloatArray
+    set_S: IntArray
+    """Which set each shard belongs to."""
+    time_ms_NP: FloatArray
+    """Measured forward and backward, > 0."""
+    split_N: NDArray[np.str_]
+    index_N: IntArray
+    """Number of the draw: a set that was measured twice has two rows with one number."""
+    optimizer: Optimizer
+    tables: Mapping[str, frozenset[str]]
+    """Names of the tables of each split."""
+
+    @property
+    def num_sets(self) -> int:
+        """How many rows there are."""
+        return len(self.time_ms_NP)
+
+    @property
+    def num_shards_N(self) -> IntArray:
+        """Shards in each set, [N]."""
+        return np.bincount(self.set_S, minlength=self.num_sets)
+
+    def of(self, chosen_N: BoolArray | IntArray) -> KernelData:
+        """Some of the sets, in the order given."""
+        rows = np.flatnonzero(chosen_N) if chosen_N.dtype == bool else np.asarray(chosen_N)
+        starts = np.concatenate([[0], np.cumsum(self.num_shards_N)])
+        shards = [np.arange(starts[row], starts[row + 1]) for row in rows]
+        flat = np.concatenate(shards) if shards else np.zeros(0, dtype=np.int64)
+        return KernelData(
+            features_SF=self.features_SF[flat],
+            set_S=np.repeat(np.arange(len(rows)), [len(shard) for shard in shards]),
+            time_ms_NP=self.time_ms_NP[rows],
+            split_N=self.split_N[rows],
+            index_N=self.index_N[rows],
+            optimizer=self.optimizer,
+            tables=self.tables,
+        )
+
+    def split(self, name: str) -> KernelData:
+        """The sets of one split."""
+        return self.of(self.split_N == name)
+
+    def summed(self, columns: slice | IntArray) -> FloatArray:
+        """Sums of feature columns over each set's shards, [N, len(columns)]."""
+        values = self.features_SF[:, columns]
+        result = np.zeros((self.num_sets, values.shape[1]))
+        np.add.at(result, self.set_S, values)
+        return result
+
+    def check_disjoint(self) -> None:
+        """Refuse data in which a table occurs in two splits.
+
+        Raises:
+            InputError: some table does.
+        """
+        for index, first in enumerate(SPLITS):
+            for second in SPLITS[index + 1 :]:
+                common = self.tables.get(first, frozenset()) & self.tables.get(second, frozenset())
+                if common:
+                    raise InputError(
+                        f"tables occur in both the {first} and the {second} split",
+                        got=f"{len(common)} table(s), such as {min(common)!r}",
+                        remedy="measure into one folder with one seed, so that the split is one",
+                    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CollectiveData:
+    """M measured all-to-alls."""
+
+    traffic_MC: FloatArray
+    time_ms_M: FloatArray
+    oversubscribed_M: BoolArray
+
+    @property
+    def world_sizes(self) -> tuple[int, ...]:
+        """World sizes that occur, ascending."""
+        return tuple(sorted({int(size) for size in self.traffic_MC[:, 0]}))
+
+    def of(self, chosen_M: BoolArray) -> CollectiveData:
+        """Some of the collectives."""
+        return CollectiveData(
+            traffic_MC=self.traffic_MC[chosen_M],
+            time_ms_M=self.time_ms_M[chosen_M],
+            oversubscribed_M=self.oversubscribed_M[chosen_M],
+        )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MeasuredData:
+    """All that a cost model learns from, and where it comes from."""
+
+    kernels: KernelData
+    collectives: CollectiveData
+    facts: Mapping[str, Any]
+    """Hardware, versions, counts and times, as plain values."""
+
+
+def kernel_data(frame: pd.DataFrame) -> KernelData:
+    """Turn kernel rows into arrays.
+
+    Args:
+        frame: as returned by `autoshard.measure.loading.load_kernel_rows`.
+
+    Raises:
+        InputError: there are no rows, or rows of several optimizers.
+    """
+    if frame.empty:
+        raise InputError("there are no kernel measurements", remedy="run experiments.measure")
+    optimizers = sorted(frame["optimizer"].unique().tolist())
+    if len(optimizers) > 1:
+        raise InputError(
+            "measurements of different optimizers are mixed",
+            got=optimizers,
+            remedy="train one model for each optimizer",
+        )
+    features, set_S = [], []
+    tables: dict[str, set[str]] = {name: set() for name in SPLITS}
+    for number, record in enumerate(frame.to_dict("records")):
+        row = {str(key): value for key, value in record.items()}
+        own = row_features(row)
+        features.append(own)
+        set_S.append(np.full(len(own), number))
+        tables[str(row["split"])].update(s.table.name for s in row_slices(row))
+    return KernelData(
+        features_SF=np.concatenate(features),
+        set_S=np.concatenate(set_S),
+        time_ms_NP=frame[["fwd_ms", "bwd_ms"]].to_numpy(dtype=np.float64),
+        split_N=frame["split"].to_numpy(dtype=str),
+        index_N=frame["index"].to_numpy(dtype=np.int64),
+        optimizer=parse_optimizer(optimizers[0]),
+        tables={name: frozenset(names) for name, names in tables.items()},
+    )
+
+
+def collective_data(frame: pd.DataFrame) -> CollectiveData:
+    """Turn rows of all-to-alls into arrays; empty exchanges are left out."""
+    frame = frame[frame["total_bytes"] > 0]
+    return CollectiveData(
+        traffic_MC=frame[list(TRAFFIC_FEATURES)].to_numpy(dtype=np.float64),
+        time_ms_M=frame["transfer_ms"].to_numpy(dtype=np.float64),
+        oversubscribed_M=frame["oversubscribed"].to_numpy(dtype=bool),
+    )
+
+
+def load_measurements(folders: Sequence[str | Path]) -> MeasuredData:
+    """Read what `experiments.measure` wrote.
+
+    Args:
+        folders: its output folders.
+
+    Raises:
+        InputError: a folder has no measurements, rows are mixed, or splits overlap.
+    """
+    if not folders:
+        raise InputError("no measurements are given", remedy="measurements=[path/to/folder]")
+    kernel_frame = load_kernel_rows([_existing(folder, "kernels") for folder in folders])
+    collective_frame = load_collective_rows(
+        [_existing(folder, "collectives") for folder in folders]
+    )
+    kernels = kernel_data(kernel_frame)
+    kernels.check_disjoint()
+    return MeasuredData(
+        kernels=kernels,
+        collectives=collective_data(collective_frame),
+        facts={
+            "num_kernel_rows": len(kernel_frame),
+            "num_collective_rows": len(collective_frame),
+            "measured_from": str(kernel_frame["measured_at"].min()),
+            "measured_to": str(
+                max(kernel_frame["measured_at"].max(), collective_frame["measured_at"].max())
+            ),
+            "device": str(kernel_frame["device"].iloc[0]),
+            "cache": str(kernel_frame["cache"].iloc[0]),
+            "threads": int(kernel_frame["threads"].iloc[0]),
+            "concurrent_workers": int(kernel_frame["concurrent_workers"].iloc[0]),
+            "hardware_fingerprint": str(kernel_frame["hardware_fingerprint"].iloc[0]),
+            "software_fingerprint": str(kernel_frame["software_fingerprint"].iloc[0]),
+        },
+    )
+
+
+def _existing(folder: str | Path, name: str) -> Path:
+    folder = Path(folder)
+    for candidate in (folder / f"{name}.parquet", folder / name):
+        if candidate.exists():
+            return candidate
+    raise InputError(
+        f"{folder} holds no {name} measurements",
+        remedy=f"run experiments.measure with out={folder}",
+    )

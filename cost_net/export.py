@@ -1,0 +1,197 @@
+"""Export of trained cost networks as an artifact that planning loads without this package."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.export import Dim
+
+from autoshard.artifact_files import write_artifact
+from autoshard.cost_models.exported import (
+    CARD_FILE,
+    COLLECTIVE_FILE,
+    COMPUTE_FILE,
+    COST_MODEL_KIND,
+    COST_MODEL_VERSION,
+    ENCODE_FILE,
+    MIN_PROGRAM_ROWS,
+    WEIGHTS_FILE,
+)
+from autoshard.cost_models.ranges import MeasuredRange
+from autoshard.features import (
+    NUM_SHARD_FEATURES,
+    NUM_TRAFFIC_FEATURES,
+    SHARD_FEATURES,
+    TRAFFIC_FEATURES,
+)
+from cost_net.dataset import MeasuredData
+from cost_net.networks import AdditiveNet, CollectiveNet, SumNet
+from cost_net.training import CostNetConfig
+
+
+def export_cost_model(
+    network: AdditiveNet | SumNet,
+    collective: CollectiveNet,
+    data: MeasuredData,
+    config: CostNetConfig,
+    errors: Mapping[str, Any],
+    folder: str | Path,
+) -> str:
+    """Write the networks as an artifact, whole or not at all.
+
+    Args:
+        network: the trained compute network.
+        collective: the trained network of all-to-alls.
+        data: what they were trained on; gives the measured range.
+        config: how they were trained.
+        errors: the error report, for the card.
+        folder: where it goes; an older artifact there is replaced.
+
+    Returns:
+        The artifact's fingerprint.
+
+    Raises:
+        InputError: the place is not writable or holds something else.
+    """
+    kernels = data.kernels
+    described: dict[str, Any] = {
+        "shard_features": list(SHARD_FEATURES),
+        "traffic_features": list(TRAFFIC_FEATURES),
+        "encoding_width": network.encoding_width,
+        "network": config.network.value,
+        "compute_bound": network.bound_facts(),
+        "collective_bound": collective.bound_facts(),
+        "measured_range": MeasuredRange.of(
+            kernels.features_SF,
+            world_sizes=data.collectives.world_sizes,
+            optimizers=(kernels.optimizer,),
+        ).to_json(),
+        "measurements": dict(data.facts),
+        "errors": dict(errors),
+        "training": {
+            "seed": config.seed,
+            "num_epochs": config.num_epochs,
+            "batch_size": config.batch_size,
+            "learning_rate": config.learning_rate,
+        },
+        "torch": torch.__version__,
+    }
+    weights = {
+        f"{part}.{name}": value.contiguous().clone()
+        for part, module in (("compute", network), ("collective", collective))
+        for name, value in module.state_dict().items()
+    }
+    rows = 7  # any number that is neither 0 nor 1
+    programs = {
+        ENCODE_FILE: _program(_Encode(network), (torch.zeros(rows, NUM_SHARD_FEATURES),)),
+        COMPUTE_FILE: _program(
+            _Compute(network), (torch.zeros(rows, network.encoding_width), torch.ones(rows, 1))
+        ),
+        COLLECTIVE_FILE: _program(collective, (torch.ones(rows, NUM_TRAFFIC_FEATURES),)),
+    }
+
+    def saver(program: torch.export.ExportedProgram) -> Any:
+        return lambda path: torch.export.save(program, path)
+
+    return write_artifact(
+        folder,
+        kind=COST_MODEL_KIND,
+        version=COST_MODEL_VERSION,
+        config=described,
+        writers={
+            WEIGHTS_FILE: lambda path: save_file(weights, path),
+            CARD_FILE: lambda path: _write_card(path, described),
+            **{name: saver(program) for name, program in programs.items()},
+        },
+    )
+
+
+class _Encode(nn.Module):
+    def __init__(self, network: AdditiveNet | SumNet) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, features_SF: Tensor) -> Tensor:
+        return self.network.encode(features_SF)
+
+
+class _Compute(nn.Module):
+    def __init__(self, network: AdditiveNet | SumNet) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, encoding_ND: Tensor, num_shards_N1: Tensor) -> Tensor:
+        return self.network.compute(encoding_ND, num_shards_N1)
+
+
+def _program(module: nn.Module, example: tuple[Tensor, ...]) -> torch.export.ExportedProgram:
+    rows = Dim("rows", min=MIN_PROGRAM_ROWS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.export.export(
+            module.eval(), example, dynamic_shapes=tuple({0: rows} for _ in example), strict=False
+        )
+
+
+def _write_card(path: Path, described: Mapping[str, Any]) -> None:
+    facts, errors = described["measurements"], described["errors"]
+    ranges = described["measured_range"]
+    lines = [
+        "# Cost model",
+        "",
+        "Predicts the forward and backward time of a set of embedding shards on one rank, and the",
+        "transfer time of an all-to-all. Costs are predictions, in milliseconds.",
+        "",
+        "## Data and hardware",
+        "",
+        f"- {facts['num_kernel_rows']} kernel rows and {facts['num_collective_rows']} all-to-alls,",
+        f"  measured from {facts['measured_from']} to {facts['measured_to']}",
+        f"- device `{facts['device']}`, {facts['threads']} thread(s) per process,"
+        f" {facts['concurrent_workers']} processes at once, caches {facts['cache']}",
+        f"- hardware fingerprint `{facts['hardware_fingerprint']}`,"
+        f" software fingerprint `{facts['software_fingerprint']}`",
+        f"- optimizer(s): {', '.join(ranges['optimizers'])}; world sizes of all-to-alls:"
+        f" {', '.join(map(str, ranges['world_sizes']))}",
+        "",
+        "## Errors on tables that occur in no training row",
+        "",
+        "| predictor | fwd median | bwd median | total median | total mean | tau |",
+        "|---|---|---|---|---|---|",
+    ]
+    rows = dict(errors["splits"]["test"]["models"])
+    if errors.get("noise_floor"):
+        rows["a second measurement"] = errors["noise_floor"]
+    for name, scores in rows.items():
+        tau = scores["total"]["tau"]
+        lines.append(
+            f"| {name} | {scores['fwd']['median']:.1%} | {scores['bwd']['median']:.1%} "
+            f"| {scores['total']['median']:.1%} | {scores['total']['mean']:.1%} "
+            f"| {'–' if tau is None else f'{tau:.3f}'} |"
+        )
+    collectives = errors["collectives"]
+    lines += [
+        "",
+        f"All-to-alls (no held-out split): median relative error {collectives['median']:.1%}, "
+        f"mean {collectives['mean']:.1%}.",
+        "",
+        "## Limits",
+        "",
+        "It holds for the hardware, optimizer, data type and thread count it was measured with.",
+        "Outside the measured range of its features a prediction is marked `extrapolated`.",
+        "",
+        "| feature | from | to |",
+        "|---|---|---|",
+        *(
+            f"| {name} | {low:.4g} | {high:.4g} |"
+            for name, (low, high) in ranges["features"].items()
+            if not name.startswith("lookup_share_reuse")
+        ),
+        "",
+    ]
+    path.write_text("\n".join(lines), encoding="utf-8")

@@ -1,0 +1,258 @@
+"""The cost networks. All share one form: encode each shard, sum, turn the sum into times.
+
+`AdditiveNet` is a physical model with bounded corrections: a shard's own cost is a
+non-negative combination of the work that its kernel does, times a factor within fixed
+limits; a set's cost is the sum times a factor φ within fixed limits. It extrapolates like
+the physics, is never negative, and its limits give a lower bound for every placement.
+`SumNet` is what AutoShard (KDD'22) and NeuroShard (MLSys'23) use: an MLP per shard, a sum,
+an MLP on the sum; its output is bounded by nothing.
+
+Shapes: S=shards, N=sets, F=features, D=encoding width, P=2 phases, H=hidden width,
+K=work features, M=collectives, C=traffic features.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from autoshard.features import NUM_SHARD_FEATURES, NUM_WORK_FEATURES
+
+NUM_PHASES = 2
+NUM_OTHER = NUM_SHARD_FEATURES - NUM_WORK_FEATURES
+
+
+def mlp(width_in: int, hidden: int, width_out: int, *, layers: int = 2) -> nn.Sequential:
+    """Linear layers with SiLU between them; the last one starts small."""
+    parts: list[nn.Module] = []
+    width = width_in
+    for _ in range(layers):
+        parts += [nn.Linear(width, hidden), nn.SiLU()]
+        width = hidden
+    last = nn.Linear(width, width_out)
+    nn.init.normal_(last.weight, std=0.01)
+    nn.init.zeros_(last.bias)
+    return nn.Sequential(*parts, last)
+
+
+class Normaliser(nn.Module):
+    """Shifts and scales features by the training data's statistics, which it carries."""
+
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(width))
+        self.register_buffer("scale", torch.ones(width))
+
+    def fit(self, values: Tensor) -> None:
+        """Take mean and standard deviation from training rows, [rows, width]."""
+        self.mean.copy_(values.mean(dim=0))
+        self.scale.copy_(values.std(dim=0).clamp_min(1e-3))
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Normalised, within ±8 so that nothing far outside the data explodes."""
+        return ((values - self.mean) / self.scale).clamp(-8.0, 8.0)
+
+
+class AdditiveNet(nn.Module):
+    """See the module. Encodings are [own cost (P), shard overhead counted in it, h (H)]."""
+
+    max_log_correction: float = math.log(3.0)
+    work_scale: Tensor
+    phi_limits: Tensor
+
+    def __init__(self, hidden: int = 48, interaction: int = 8) -> None:
+        """Make an untrained network.
+
+        Args:
+            hidden: width of the MLPs.
+            interaction: how many numbers of a shard the set's factor φ may look at.
+        """
+        super().__init__()
+        self.interaction = interaction
+        self.normalise = Normaliser(NUM_OTHER)
+        self.correction = mlp(NUM_OTHER, hidden, NUM_PHASES)
+        self.embed = mlp(NUM_OTHER, hidden, interaction)
+        self.factor = mlp(interaction + 1 + NUM_PHASES, hidden, NUM_PHASES, layers=1)
+        # ms per unit of (scaled) work and per shard, through softplus: always >= 0.
+        self.raw_work_KP = nn.Parameter(torch.full((NUM_WORK_FEATURES + 1, NUM_PHASES), -3.0))
+        self.raw_overhead_P = nn.Parameter(torch.full((NUM_PHASES,), -4.0))
+        self.register_buffer("work_scale", torch.ones(NUM_WORK_FEATURES))
+        # φ per phase: row 0 the least, row 1 the most.
+        self.register_buffer("phi_limits", torch.tensor([[0.6, 0.6], [1.6, 1.6]]))
+
+    def fit_statistics(self, features_SF: Tensor) -> None:
+        """Take scales from the training shards."""
+        self.normalise.fit(features_SF[:, NUM_WORK_FEATURES:])
+        self.work_scale.copy_(features_SF[:, :NUM_WORK_FEATURES].mean(dim=0).clamp_min(1e-6))
+
+    @property
+    def encoding_width(self) -> int:
+        """D."""
+        return NUM_PHASES + self.interaction
+
+    def encode(self, features_SF: Tensor) -> Tensor:
+        """Encode shards, [S, D]: their own cost in ms and their share in φ."""
+        other = self.normalise(features_SF[:, NUM_WORK_FEATURES:])
+        work = features_SF[:, :NUM_WORK_FEATURES] / self.work_scale
+        work = torch.cat([work, torch.ones_like(work[:, :1])], dim=1)
+        own = work @ nn.functional.softplus(self.raw_work_KP)
+        own = own * torch.exp(self.max_log_correction * torch.tanh(self.correction(other)))
+        return torch.cat([own, self.embed(other)], dim=1)
+
+    def compute(self, encoding_ND: Tensor, num_shards_N1: Tensor) -> Tensor:
+        """Times of sets in ms, [N, P], > 0."""
+        own = encoding_ND[:, :NUM_PHASES].clamp_min(0.0)
+        total = own + self.overhead_P()
+        mean_h = encoding_ND[:, NUM_PHASES:] / num_shards_N1.clamp_min(1.0)
+        inputs = torch.cat(
+            [mean_h, torch.log1p(num_shards_N1) / 2.0, torch.log1p(own) / 2.0], dim=1
+        )
+        return total * self.phi(inputs)
+
+    def phi(self, inputs: Tensor) -> Tensor:
+        """The set's factor, within `phi_limits`."""
+        # exp of a small number, so that 1 is the natural value wherever the limits are.
+        raw = torch.exp(self.factor(inputs))
+        return torch.minimum(torch.maximum(raw, self.phi_limits[0]), self.phi_limits[1])
+
+    def overhead_P(self) -> Tensor:
+        """What a rank with at least one shard costs besides, ms, [P]."""
+        return nn.functional.softplus(self.raw_overhead_P)
+
+    def bound_facts(self) -> dict[str, Any] | None:
+        """What the lower bound needs: φ's least value and the overhead, per phase."""
+        return {
+            "phi_min": self.phi_limits[0].tolist(),
+            "overhead_ms": self.overhead_P().detach().tolist(),
+        }
+
+
+class SumNet(nn.Module):
+    """MLP per shard, sum, MLP on the sum, as in AutoShard and NeuroShard."""
+
+    def __init__(self, hidden: int = 128, width: int = 32, *, layers: int = 2) -> None:
+        """Make an untrained network.
+
+        Args:
+            hidden: width of the MLPs.
+            width: numbers per shard that are summed.
+            layers: hidden layers of each MLP.
+        """
+        super().__init__()
+        self.normalise = Normaliser(NUM_SHARD_FEATURES)
+        self.width = width
+        self.shard = mlp(NUM_SHARD_FEATURES, hidden, width, layers=layers)
+        self.head = mlp(width, hidden, NUM_PHASES, layers=layers)
+
+    @property
+    def encoding_width(self) -> int:
+        """D."""
+        return self.width
+
+    def fit_statistics(self, features_SF: Tensor) -> None:
+        """Take scales from the training shards."""
+        self.normalise.fit(self._logs(features_SF))
+
+    @staticmethod
+    def _logs(features_SF: Tensor) -> Tensor:
+        return torch.cat(
+            [
+                torch.log1p(features_SF[:, :NUM_WORK_FEATURES]),
+                features_SF[:, NUM_WORK_FEATURES:],
+            ],
+            dim=1,
+        )
+
+    def encode(self, features_SF: Tensor) -> Tensor:
+        """Encode shards, [S, D]."""
+        return self.shard(self.normalise(self._logs(features_SF)))
+
+    def compute(self, encoding_ND: Tensor, num_shards_N1: Tensor) -> Tensor:
+        """Times of sets in ms, [N, P], > 0."""
+        # Zero times the count keeps the one signature that exported programs have.
+        logs = self.head(encoding_ND) + 0.0 * num_shards_N1
+        return torch.exp(logs.clamp(-12.0, 12.0))
+
+    def bound_facts(self) -> dict[str, Any] | None:
+        """None: nothing bounds this network."""
+        return None
+
+
+class CollectiveNet(nn.Module):
+    """Time of an all-to-all: latency, busiest rank and total bytes, times a bounded factor.
+
+        T = g · (α + β·(R − 1) + γ·max(sent, received) + δ·total),  all >= 0,  g within limits
+
+    R enters as a smooth number, so world sizes that were not measured are served too.
+    """
+
+    limits: Tensor
+
+    def __init__(self, hidden: int = 24) -> None:
+        super().__init__()
+        self.normalise = Normaliser(4)
+        self.factor = mlp(4, hidden, 1)
+        self.raw = nn.Parameter(torch.full((4,), -3.0))
+        self.register_buffer("limits", torch.tensor([0.6, 1.6]))
+
+    #: Bytes are counted in MiB inside, so that the weights are of one size.
+    byte_scale: float = float(2**20)
+
+    def _logs(self, traffic_MC: Tensor) -> Tensor:
+        size = torch.log2(traffic_MC[:, 0:1].clamp_min(1.0))
+        return torch.cat([size, torch.log1p(traffic_MC[:, 1:] / 1024.0)], dim=1)
+
+    def fit_statistics(self, traffic_MC: Tensor) -> None:
+        """Take scales from the training rows."""
+        self.normalise.fit(self._logs(traffic_MC))
+
+    def weights(self) -> Tensor:
+        """α, β, γ, δ: ms, ms per further rank, ms per MiB, ms per MiB."""
+        return nn.functional.softplus(self.raw)
+
+    def forward(self, traffic_MC: Tensor) -> Tensor:
+        """Times in ms, [M], > 0."""
+        alpha, beta, gamma, delta = self.weights()
+        busiest = torch.maximum(traffic_MC[:, 1], traffic_MC[:, 2]) / self.byte_scale
+        base = (
+            alpha
+            + beta * (traffic_MC[:, 0] - 1.0)
+            + gamma * busiest
+            + delta * traffic_MC[:, 3] / self.byte_scale
+        )
+        factor = torch.exp(self.factor(self.normalise(self._logs(traffic_MC)))[:, 0])
+        return base * torch.minimum(torch.maximum(factor, self.limits[0]), self.limits[1])
+
+    def bound_facts(self) -> dict[str, float]:
+        """What the lower bound needs."""
+        alpha, beta, gamma, delta = (float(w) for w in self.weights().detach())
+        return {
+            "factor_min": float(self.limits[0]),
+            "latency_ms": alpha,
+            "rank_ms": beta,
+            "busiest_ms_per_byte": gamma / self.byte_scale,
+            "total_ms_per_byte": delta / self.byte_scale,
+        }
+
+
+#: The compute networks that a configuration can name.
+NETWORKS: dict[str, type[AdditiveNet] | type[SumNet]] = {
+    "additive": AdditiveNet,
+    "autoshard": SumNet,
+    "neuroshard": SumNet,
+}
+
+
+def make_network(kind: str, options: Mapping[str, Any]) -> AdditiveNet | SumNet:
+    """Make the network called `kind`; `neuroshard` is the deeper of the two sum networks."""
+    values = dict(options)
+    if kind == "neuroshard":
+        values.setdefault("layers", 3)
+    return NETWORKS[kind](**values)

@@ -1,0 +1,272 @@
+"""Training of the cost networks on measured rows: seeded, with early stopping by validation.
+
+The loss is the Huber loss of the log ratio of predicted and measured time, per phase and of
+the total: relative errors count, and single disturbed measurements do not decide.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from autoshard.errors import InputError
+from cost_net.baselines import linear_weights
+from cost_net.dataset import CollectiveData, KernelData
+from cost_net.networks import NETWORKS, AdditiveNet, CollectiveNet, SumNet, make_network
+
+FloatArray = NDArray[np.float64]
+#: Called with (epoch, number of epochs, metrics) after each epoch.
+OnEpoch = Callable[[int, int, Mapping[str, float]], None]
+HUBER_DELTA = 0.1
+#: φ is clamped to the range it took on training and validation sets, widened by this share.
+PHI_MARGIN = 0.02
+
+
+class NetworkKind(Enum):
+    """Which compute network."""
+
+    ADDITIVE = "additive"
+    AUTOSHARD = "autoshard"
+    NEUROSHARD = "neuroshard"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostNetConfig:
+    """How the networks are trained."""
+
+    network: NetworkKind = NetworkKind.ADDITIVE
+    options: dict[str, Any] = field(default_factory=dict)
+    """Passed to the network's class."""
+    num_epochs: int = 400
+    """Passes over the training sets at most."""
+    patience: int = 80
+    """Stop after so many epochs without a better validation error."""
+    batch_size: int = 64
+    """Shard sets per step."""
+    learning_rate: float = 3e-3
+    """The highest; rises to it and falls again along one cycle."""
+    weight_decay: float = 1e-4
+    seed: int = 0
+    num_threads: int = 1
+    """Threads of torch while training."""
+    collective_epochs: int = 600
+    """Passes over the all-to-alls."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_epochs", "patience", "batch_size", "num_threads", "collective_epochs"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise InputError(f"{name} is not usable", got=repr(value), allowed="integers >= 1")
+        for name in ("learning_rate", "weight_decay"):
+            value = getattr(self, name)
+            if not math.isfinite(value) or value < 0:
+                raise InputError(f"{name} is not usable", got=value, allowed="a number >= 0")
+        if self.seed < 0:
+            raise InputError("seed is not usable", got=self.seed, allowed="integers >= 0")
+        assert self.network.value in NETWORKS
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Batch:
+    """Shard sets as tensors."""
+
+    features_SF: Tensor
+    set_S: Tensor
+    num_shards_N1: Tensor
+    time_ms_NP: Tensor
+
+    @classmethod
+    def of(cls, data: KernelData) -> Batch:
+        """Convert."""
+        return cls(
+            features_SF=torch.tensor(data.features_SF, dtype=torch.float32),
+            set_S=torch.tensor(data.set_S),
+            num_shards_N1=torch.tensor(data.num_shards_N[:, None], dtype=torch.float32),
+            time_ms_NP=torch.tensor(data.time_ms_NP, dtype=torch.float32),
+        )
+
+
+def predict_sets(network: AdditiveNet | SumNet, batch: Batch) -> Tensor:
+    """Times of the sets of a batch, ms, [N, P]."""
+    encoding_SD = network.encode(batch.features_SF)
+    summed = torch.zeros(len(batch.num_shards_N1), encoding_SD.shape[1])
+    summed = summed.index_add(0, batch.set_S, encoding_SD)
+    return network.compute(summed, batch.num_shards_N1)
+
+
+def relative_loss(predicted_NP: Tensor, measured_NP: Tensor) -> Tensor:
+    """Huber loss of log ratios, of both phases and of their sum."""
+    logs = torch.log(
+        torch.cat([predicted_NP, predicted_NP.sum(dim=1, keepdim=True)], dim=1).clamp_min(1e-9)
+    )
+    wanted = torch.log(
+        torch.cat([measured_NP, measured_NP.sum(dim=1, keepdim=True)], dim=1).clamp_min(1e-9)
+    )
+    return nn.functional.huber_loss(logs, wanted, delta=HUBER_DELTA)
+
+
+def train_compute(
+    data: KernelData, config: CostNetConfig, on_epoch: OnEpoch | None = None
+) -> AdditiveNet | SumNet:
+    """Train the compute network; the best epoch by validation error is what returns.
+
+    Args:
+        data: with the splits train and validation.
+        config: how.
+        on_epoch: told of every epoch.
+
+    Raises:
+        InputError: a split is empty.
+    """
+    parts = {name: data.split(name) for name in ("train", "validation")}
+    for name, part in parts.items():
+        if part.num_sets == 0:
+            raise InputError(
+                f"no measured shard set belongs to the {name} split",
+                remedy="measure more sets, or set sampling.split_shares",
+            )
+    train, validation = parts["train"], Batch.of(parts["validation"])
+    torch.set_num_threads(config.num_threads)
+    torch.manual_seed(config.seed)
+    order = np.random.default_rng(config.seed)
+    network = make_network(config.network.value, config.options)
+    network.fit_statistics(torch.tensor(train.features_SF, dtype=torch.float32))
+    _start_at_scale(network, train)
+    batches = -(-train.num_sets // config.batch_size)
+    optimizer = torch.optim.AdamW(
+        network.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay
+    )
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, max_lr=config.learning_rate, total_steps=config.num_epochs * batches
+    )
+    best, best_error, best_epoch = copy.deepcopy(network.state_dict()), math.inf, 0
+    for epoch in range(config.num_epochs):
+        total = 0.0
+        shuffled = order.permutation(train.num_sets)
+        for chosen in np.array_split(shuffled, batches):
+            batch = Batch.of(train.of(chosen))
+            loss = relative_loss(predict_sets(network, batch), batch.time_ms_NP)
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+            total += float(loss.detach()) * len(chosen)
+        with torch.inference_mode():
+            error = float(relative_loss(predict_sets(network, validation), validation.time_ms_NP))
+        if error < best_error:
+            best, best_error, best_epoch = copy.deepcopy(network.state_dict()), error, epoch
+        if on_epoch is not None:
+            on_epoch(
+                epoch + 1,
+                config.num_epochs,
+                {"train_loss": total / train.num_sets, "validation_loss": error},
+            )
+        if epoch - best_epoch >= config.patience:
+            break
+    network.load_state_dict(best)
+    if isinstance(network, AdditiveNet):
+        _tighten(network, [Batch.of(train), validation])
+    return network.eval()
+
+
+def _start_at_scale(network: AdditiveNet | SumNet, train: KernelData) -> None:
+    """Start from the plain model, so that training only has to refine it.
+
+    For the additive network that is the non-negative linear regression of the times on the
+    summed work; for the others their geometric mean.
+    """
+    with torch.no_grad():
+        if isinstance(network, SumNet):
+            last = network.head[-1]
+            assert isinstance(last, nn.Linear)
+            mean_P = np.log(train.time_ms_NP).mean(axis=0)
+            last.bias.copy_(torch.tensor(mean_P, dtype=torch.float32))
+            return
+        weights_KP = linear_weights(train)  # work, shards, constant
+        scaled_KP = weights_KP[:-1].copy()
+        scaled_KP[:-1] *= network.work_scale.double().numpy()[:, None]
+        # A weight of 0 would never move again: start it at a thousandth of the largest.
+        scaled_KP = np.maximum(scaled_KP, scaled_KP.max(axis=0) * 1e-3)
+        overhead_P = np.maximum(weights_KP[-1], 1e-3)
+        network.raw_work_KP.copy_(_inverse_softplus(scaled_KP))
+        network.raw_overhead_P.copy_(_inverse_softplus(overhead_P))
+
+
+def _inverse_softplus(values: FloatArray) -> Tensor:
+    # log(exp(x) − 1) = x + log(1 − exp(−x)), which does not overflow.
+    values = np.maximum(values, 1e-6)
+    return torch.tensor(values + np.log(-np.expm1(-values)), dtype=torch.float32)
+
+
+def _tighten(network: AdditiveNet, batches: list[Batch]) -> None:
+    """Clamp φ to the range it took on known sets: a tighter bound at no loss of accuracy."""
+    seen: list[Tensor] = []
+    inner = network.phi
+
+    def record(inputs: Tensor) -> Tensor:
+        seen.append(inner(inputs))
+        return seen[-1]
+
+    network.phi = record  # type: ignore[method-assign]
+    try:
+        with torch.inference_mode():
+            for batch in batches:
+                predict_sets(network, batch)
+    finally:
+        del network.phi
+    values = torch.cat(seen)
+    network.phi_limits[0] = values.min(dim=0).values * (1 - PHI_MARGIN)
+    network.phi_limits[1] = values.max(dim=0).values * (1 + PHI_MARGIN)
+
+
+def train_collective(data: CollectiveData, config: CostNetConfig) -> CollectiveNet:
+    """Train the network of all-to-alls on every row: four coefficients and a bounded factor.
+
+    Raises:
+        InputError: there are no rows.
+    """
+    if len(data.time_ms_M) == 0:
+        raise InputError(
+            "there are no measurements of all-to-alls",
+            remedy="measure with collectives.num_collectives > 0",
+        )
+    torch.set_num_threads(config.num_threads)
+    torch.manual_seed(config.seed)
+    network = CollectiveNet()
+    traffic_MC = torch.tensor(data.traffic_MC, dtype=torch.float32)
+    wanted_M = torch.log(torch.tensor(data.time_ms_M, dtype=torch.float32).clamp_min(1e-6))
+    network.fit_statistics(traffic_MC)
+    optimizer = torch.optim.AdamW(network.parameters(), lr=2e-2, weight_decay=1e-4)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(
+        optimizer, config.collective_epochs, eta_min=1e-4
+    )
+    for _ in range(config.collective_epochs):
+        predicted_M = torch.log(network(traffic_MC).clamp_min(1e-9))
+        loss = nn.functional.huber_loss(predicted_M, wanted_M, delta=HUBER_DELTA)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+    return network.eval()
+
+
+def predict_ms(network: AdditiveNet | SumNet, data: KernelData) -> FloatArray:
+    """Times of measured sets as the network predicts them, float64 [N, P]."""
+    with torch.inference_mode():
+        return predict_sets(network, Batch.of(data)).double().numpy()
+
+
+def predict_collective_ms(network: CollectiveNet, data: CollectiveData) -> FloatArray:
+    """Times of measured all-to-alls as the network predicts them, float64 [M]."""
+    with torch.inference_mode():
+        return network(torch.tensor(data.traffic_MC, dtype=torch.float32)).double().numpy()
