@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from autoshard.cost_models.analytic import AnalyticCostModel
-from autoshard.objective import StepCost
 from autoshard.costing import predict_step
+from autoshard.objective import StepCost
 from autoshard.placement import PlacementTask, prepare_task
 from autoshard.problem import ShardingProblem, TrainingConfig
 from autoshard.shards import ShardingType, ShardSlice

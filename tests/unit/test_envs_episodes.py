@@ -165,14 +165,14 @@ def test_one_table_on_one_rank() -> None:
 
 def test_nothing_to_place_is_refused() -> None:
     env = make_env(replicated_task(num_replicas=3, num_placed=0))
-    with pytest.raises(InputError, match="nothing to place.*3 replica"):
+    with pytest.raises(InputError, match=r"nothing to place.*3 replica"):
         env.reset(seed=0)
 
 
 def test_a_task_beyond_the_sizes_is_refused() -> None:
-    with pytest.raises(InputError, match="more ranks.*got: 9.*max_ranks 8"):
+    with pytest.raises(InputError, match=r"more ranks.*got: 9.*max_ranks 8"):
         make_env(make_task(world_size=9)).reset()
-    with pytest.raises(InputError, match="more tables.*got: 6.*max_tables 5"):
+    with pytest.raises(InputError, match=r"more tables.*got: 6.*max_tables 5"):
         make_env(make_task(num_tables=6), max_tables=5).reset()
 
 

@@ -38,12 +38,12 @@ def test_a_fixed_set_is_prepared_once_and_does_not_depend_on_the_order_of_draws(
 def test_tasks_that_fit_in_no_way_are_refused_after_some_draws() -> None:
     tight = TaskDistribution(num_tables=(2, 2), world_sizes=(2,), memory_slack=(0.01, 0.02))
     source = RandomTaskSource(random_tables(4), COST_MODEL, tight)
-    with pytest.raises(InfeasibleError, match="50 random tasks in a row.*memory_slack"):
+    with pytest.raises(InfeasibleError, match=r"50 random tasks in a row.*memory_slack"):
         source.sample(np.random.default_rng(0))
 
 
 def test_too_small_a_pool_and_no_tasks_are_refused() -> None:
-    with pytest.raises(InputError, match="fewer tables.*got: 4.*at least 5"):
+    with pytest.raises(InputError, match=r"fewer tables.*got: 4.*at least 5"):
         RandomTaskSource(random_tables(4), COST_MODEL, SMALL)
     with pytest.raises(InputError, match="num_tasks"):
         make_source(num_tasks=0)
