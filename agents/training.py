@@ -47,25 +47,25 @@ METRICS_FILE = "metrics.jsonl"
 class AgentConfig:
     """How a policy is trained."""
 
-    num_updates: int = 300
+    num_updates: int = 120
     """PPO updates."""
-    updates_per_segment: int = 10
+    updates_per_segment: int = 5
     """Updates between two validations; a checkpoint follows each."""
     num_envs: int = 64
     """Episodes side by side."""
-    steps_per_update: int = 64
+    steps_per_update: int = 128
     """Placements per episode and update."""
-    batch_size: int = 1024
+    batch_size: int = 2048
     """Placements per gradient step."""
     num_epochs: int = 4
     """Passes over an update's placements."""
-    learning_rate: float = 5e-4
+    learning_rate: float = 7e-4
     """At the start; falls in proportion to what is left of the run."""
     final_learning_rate: float = 2e-5
     """At the end."""
-    entropy_bonus: float = 0.003
+    entropy_bonus: float = 0.001
     """At the start; falls to 0 in proportion to what is left of the run."""
-    gae_lambda: float = 0.95
+    gae_lambda: float = 0.98
     """Of generalised advantage estimation; the discount is 1, since episodes are finite."""
     clip_range: float = 0.2
     """PPO's clipping of the probability ratio."""
@@ -79,7 +79,7 @@ class AgentConfig:
     """The most ranks that a training task has; the policy then serves any number."""
     reward: RewardKind = RewardKind.INCREMENTAL
     """When the reward is paid."""
-    failure_penalty: float = 2.0
+    failure_penalty: float = 1.5
     """Cost of ending without a plan, relative to the lower bound."""
     reward_scale: float = 20.0
     """Brings differences of a few percent to the size that a value network learns well."""

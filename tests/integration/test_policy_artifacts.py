@@ -190,9 +190,7 @@ def test_replicas_go_everywhere_and_need_no_rollout(policy: Policy) -> None:
 def test_a_dead_end_names_slice_bytes_and_ranks(policy: Policy) -> None:
     task = dead_end_task()
     assert not any(r.is_complete for r in roll_out([task] * 2, COST_MODEL, policy))
-    with pytest.raises(
-        InfeasibleError, match=r"ppo found no rank for table 't2'.*GiB needed"
-    ):
+    with pytest.raises(InfeasibleError, match=r"ppo found no rank for table 't2'.*GiB needed"):
         rollouts(task, COST_MODEL, policy, 5, seed=0)
     with pytest.raises(InfeasibleError, match="'t2'"):
         PolicySharder(policy, num_rollouts=5).assign(
