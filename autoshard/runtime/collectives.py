@@ -106,6 +106,31 @@ class Collectives:
             except RuntimeError as error:
                 raise self._failure(phase, error) from error
 
+    def check_equal(self, what: str, value: int) -> None:
+        """Make sure that every rank was given the same `value`; for checks before a run.
+
+        Raises:
+            CollectiveError: a rank has another one, or did not answer in time.
+        """
+        if self.world_size == 1:
+            return
+        own = torch.tensor([value], dtype=torch.int64, device=self.device)
+        values = [torch.empty_like(own) for _ in range(self.world_size)]
+        try:
+            dist.all_gather(values, own)
+        except RuntimeError as error:
+            raise CollectiveError(
+                f"rank {self.rank}: comparing {what} with the other ranks failed or did not "
+                f"end within {self.timeout_s:g} s",
+                got=_first_line(error),
+            ) from error
+        for rank, other in enumerate(values):
+            if int(other) != value:
+                raise CollectiveError(
+                    f"rank {self.rank}: rank {rank} was given another {what}",
+                    remedy=f"give every rank the same {what}",
+                )
+
     def gather_objects(self, what: str, value: Any) -> list[Any]:
         """`value` of every rank, on every rank; for results, outside the measured steps.
 

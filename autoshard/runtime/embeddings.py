@@ -42,7 +42,7 @@ class _Status(IntEnum):
 
 
 #: What every rank tells every other before a step, int64:
-#: signature of the plan, step, status, batch size, position and value of a bad id.
+#: whether gradients follow, step, status, batch size, position and value of a bad id.
 _HEADER_SIZE = 6
 
 
@@ -80,6 +80,7 @@ class ShardedEmbeddings(nn.Module):
         Raises:
             UnsupportedError: the runtime does not execute the plan.
             PlanError: the plan is for another number of ranks.
+            CollectiveError: another rank was given another plan.
         """
         super().__init__()
         check_plan_supported(plan, Device(collectives.device.type))
@@ -90,6 +91,7 @@ class ShardedEmbeddings(nn.Module):
                 allowed=f"{plan.topology.world_size}, the plan's world_size",
             )
         self.layout = layout_of(plan)
+        collectives.check_equal("plan", self.layout.signature)
         self.ids_mode = ids_mode
         self._collectives = collectives
         self._rank, self._world_size = collectives.rank, collectives.world_size
@@ -262,7 +264,8 @@ class ShardedEmbeddings(nn.Module):
         self, status: _Status, gathered: EntryIds | None, states: list[MethodState] | None
     ) -> tuple[list[list[int]], list[list[Tensor]]]:
         """Exchange headers and lengths; stop on every rank if any rank has to."""
-        header = [self.layout.signature, self._collectives.recorder.step, int(status), 0, 0, 0]
+        training, step = int(torch.is_grad_enabled()), self._collectives.recorder.step
+        header = [training, step, int(status), 0, 0, 0]
         if gathered is not None:
             header[3] = gathered.lengths_EB.shape[1]
             if gathered.bad_id is not None:
@@ -279,12 +282,16 @@ class ShardedEmbeddings(nn.Module):
 
     def _stop_if_told(self, headers: list[list[int]]) -> None:
         own = headers[self._rank]
-        for rank, (signature, step, status, _, entry, value) in enumerate(headers):
-            if signature != own[0] or step != own[1]:
+        for rank, (training, step, status, _, entry, value) in enumerate(headers):
+            if training != own[0] or step != own[1]:
                 raise CollectiveError(
                     f"rank {self._rank}, step {own[1]}: rank {rank} runs "
-                    + ("another plan" if signature != own[0] else f"step {step}"),
-                    remedy="give every rank the same plan and the same sequence of steps",
+                    + (
+                        f"step {step}"
+                        if step != own[1]
+                        else "the step with gradients switched differently"
+                    ),
+                    remedy="give every rank the same sequence of steps",
                 )
             if status == _Status.BAD_ID:
                 bad = self._gather.entries[entry]

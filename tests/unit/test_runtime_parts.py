@@ -1,0 +1,364 @@
+"""The runtime's parts that need no processes: batches, ids, layout, capabilities, timings."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from autoshard.errors import InputError, PlanError, UnsupportedError
+from autoshard.plan import ShardingPlan, plan_from_slices
+from autoshard.problem import Optimizer, ShardingProblem, TrainingConfig
+from autoshard.runtime.batch import JaggedBatch
+from autoshard.runtime.capabilities import (
+    CAPABILITIES,
+    Device,
+    check_plan_supported,
+    find_capability,
+    parse_device,
+)
+from autoshard.runtime.collectives import Collectives, Parcel
+from autoshard.runtime.data import SyntheticBatches, draw_batch
+from autoshard.runtime.embeddings import ShardedEmbeddings
+from autoshard.runtime.ids import EntryGather, IdsMode, parse_ids_mode
+from autoshard.runtime.initialization import initialize_rows
+from autoshard.runtime.kernels import mean_weights
+from autoshard.runtime.layout import layout_of
+from autoshard.runtime.results import RunOptions
+from autoshard.runtime.timing import Phase, StepRecord, combine_records
+from autoshard.shards import ShardingType, ShardSlice
+from autoshard.tables import DataType, Table
+from autoshard.topology import GIB, Topology
+
+CPU = torch.device("cpu")
+
+
+def table(name: str, rows: int = 10, dim: int = 4, **more: object) -> Table:
+    return Table(
+        name=name,
+        num_embeddings=rows,
+        embedding_dim=dim,
+        pooling_factor=2,
+        **more,  # type: ignore[arg-type]
+    )
+
+
+def plan_of(
+    tables: list[Table],
+    kind: ShardingType = ShardingType.TABLE_WISE,
+    optimizer: Optimizer = Optimizer.SGD,
+) -> ShardingPlan:
+    problem = ShardingProblem(
+        tables=tuple(tables),
+        topology=Topology.uniform(1, GIB),
+        training=TrainingConfig(batch_size=4, optimizer=optimizer),
+    )
+    return plan_from_slices(problem, [(ShardSlice.whole(t, kind), 0) for t in tables])
+
+
+class TestJaggedBatch:
+    def test_integer_types_become_int64(self) -> None:
+        batch = JaggedBatch(
+            ("a",),
+            torch.tensor([[1, 2]], dtype=torch.int32),
+            torch.tensor([4, 5, 6], dtype=torch.int32),
+        )
+        assert batch.lengths_FB.dtype == batch.values_L.dtype == torch.int64
+        assert (batch.batch_size, batch.num_ids) == (2, 3)
+
+    @pytest.mark.parametrize(
+        ("names", "lengths", "values", "weights", "message"),
+        [
+            (("a", "a"), [[1], [0]], [1], None, "names a feature twice; got: \\['a'\\]"),
+            (("a", "b"), [[1]], [1], None, "one row per feature"),
+            (("a", "b"), [[1], [-1]], [], None, "feature 'b': the length of bag 0 is negative"),
+            (("a", "b"), [[1], [2]], [1, 2], None, "3 from lengths \\(a: 1, b: 2\\), 2 ids"),
+            (("a",), [[1.0]], [1], None, "lengths are not whole numbers"),
+            (("a",), [[1]], [1.5], None, "ids are not whole numbers"),
+            (("a",), [[1]], [[1]], None, "ids are not a flat list"),
+            (("a",), [[2]], [1, 2], [1.0], "weights do not match the ids"),
+        ],
+    )
+    def test_malformed_input_is_named(
+        self, names: tuple[str, ...], lengths: list, values: list, weights: list, message: str
+    ) -> None:
+        def tensor(given: list) -> torch.Tensor:
+            return torch.tensor(given) if given else torch.zeros(0, dtype=torch.int64)
+
+        with pytest.raises(InputError, match=message):
+            JaggedBatch(
+                names,
+                tensor(lengths),
+                tensor(values),
+                None if weights is None else torch.tensor(weights),
+            )
+
+    def test_bags_are_laid_feature_major(self) -> None:
+        batch = JaggedBatch.from_bags({"a": [[1], []], "b": [[2, 3], [4]]}, {"b": [[0.5, 2], [3]]})
+        assert batch.lengths_FB.tolist() == [[1, 0], [2, 1]]
+        assert batch.values_L.tolist() == [1, 2, 3, 4]
+        assert batch.weights_L is not None
+        assert batch.weights_L.tolist() == [1, 0.5, 2, 3]
+        with pytest.raises(InputError, match="differ in their number of samples"):
+            JaggedBatch.from_bags({"a": [[1]], "b": []})
+
+
+class TestIds:
+    tables = (table("a", 5, feature_names=("f",)), table("b", 3, feature_names=("f", "g")))
+    batch = JaggedBatch.from_bags({"g": [[2], [7]], "f": [[4, 0], [1]], "extra": [[9], []]})
+
+    def gather(self, mode: IdsMode) -> EntryGather:
+        return EntryGather(layout_of(plan_of(list(self.tables))).entries, mode, CPU)
+
+    def test_each_table_has_its_own_range(self) -> None:
+        gathered = self.gather(IdsMode.WARNING)(self.batch)
+        assert [v.tolist() for v in gathered.values] == [[4, 0, 1], [0, 0, 1], [2, 0]]
+        assert gathered.lengths_EB.tolist() == [[2, 1], [2, 1], [1, 1]]
+        assert gathered.num_out_of_range == 2
+        assert self.batch.values_L.tolist() == [2, 7, 4, 0, 1, 9]  # the user's batch is as it was
+
+    def test_fatal_mode_tells_the_first(self) -> None:
+        bad = self.gather(IdsMode.FATAL)(self.batch).bad_id
+        assert bad is not None
+        assert (bad.entry, bad.value) == (1, 4)
+
+    def test_ignored_ids_are_not_counted(self) -> None:
+        assert self.gather(IdsMode.IGNORE)(self.batch).num_out_of_range == 0
+
+    def test_weights_must_be_there_where_they_are_needed(self) -> None:
+        entries = layout_of(plan_of([table("w", feature_names=("f",), weighted=True)])).entries
+        with pytest.raises(InputError, match="carries no weights"):
+            EntryGather(entries, IdsMode.FATAL, CPU)(self.batch)
+
+    def test_unknown_modes_and_devices_are_refused(self) -> None:
+        with pytest.raises(InputError, match="fatal, warning, ignore"):
+            parse_ids_mode("quiet")
+        with pytest.raises(InputError, match="cpu, cuda"):
+            parse_device("tpu")
+
+
+class TestLayout:
+    def test_shared_features_get_their_tables_name(self) -> None:
+        layout = layout_of(
+            plan_of([table("a", feature_names=("f",)), table("b", feature_names=("f", "g"))])
+        )
+        assert list(layout.output_dims) == ["f@a", "f@b", "g"]
+        assert layout.features == ("f", "g")
+
+    def test_two_outputs_of_one_name_are_refused(self) -> None:
+        with pytest.raises(PlanError, match="same name"):
+            layout_of(
+                plan_of(
+                    [
+                        table("a", feature_names=("f",)),
+                        table("b", feature_names=("f",)),
+                        table("c", feature_names=("f@a",)),
+                    ]
+                )
+            )
+
+    def test_the_signature_tells_placements_apart(self) -> None:
+        tables = [table("a"), table("b")]
+        kinds = (ShardingType.TABLE_WISE, ShardingType.DATA_PARALLEL)
+        first, second = (layout_of(plan_of(tables, kind)).signature for kind in kinds)
+        assert first != second
+        assert first == layout_of(plan_of(tables)).signature
+
+
+class TestCapabilities:
+    def test_other_sharding_types_are_refused_with_their_tables(self) -> None:
+        plan = plan_of([table("a"), table("b")], ShardingType.ROW_WISE)
+        with pytest.raises(
+            UnsupportedError, match="row_wise: a, b; allowed: table_wise, data_parallel"
+        ):
+            check_plan_supported(plan)
+        with pytest.raises(UnsupportedError):
+            ShardedEmbeddings(plan, Collectives(0, 1, device=CPU))
+
+    @pytest.mark.parametrize(
+        ("plan", "message"),
+        [
+            (plan_of([table("a")], optimizer=Optimizer.ADAM), "got: adam; allowed: sgd"),
+            (plan_of([table("a", data_type=DataType.BF16)]), "got: bf16: a; allowed: fp32, fp16"),
+        ],
+    )
+    def test_other_combinations_are_refused(self, plan: ShardingPlan, message: str) -> None:
+        with pytest.raises(UnsupportedError, match=message):
+            check_plan_supported(plan)
+
+    def test_every_row_is_found_and_every_cpu_row_builds(self) -> None:
+        for row in CAPABILITIES:
+            found = find_capability(
+                device=row.device,
+                optimizer=row.optimizer,
+                data_type=row.data_type,
+                sharding_type=row.sharding_type,
+                embedding_dim=5,
+            )
+            assert found is row
+            assert row.seen_running is (row.device is Device.CPU)
+            if row.device is Device.CPU:
+                plan = plan_of(
+                    [table("a", data_type=row.data_type)], row.sharding_type, row.optimizer
+                )
+                pooled = ShardedEmbeddings(plan, Collectives(0, 1, device=CPU))(
+                    JaggedBatch.from_bags({"a": [[1, 2], []]})
+                )
+                pooled["a"].sum().backward()
+
+    def test_wide_tables_run_on_cpu_only(self) -> None:
+        def found(device: Device) -> bool:
+            return (
+                find_capability(
+                    device=device,
+                    optimizer=Optimizer.SGD,
+                    data_type=DataType.FP32,
+                    sharding_type=ShardingType.TABLE_WISE,
+                    embedding_dim=4096,
+                )
+                is not None
+            )
+
+        assert found(Device.CPU)
+        assert not found(Device.CUDA)
+
+    def test_asking_needs_neither_torch_nor_fbgemm(self) -> None:
+        code = (
+            "import sys, autoshard.runtime.capabilities;"
+            "print([m for m in ('torch', 'fbgemm_gpu') if m in sys.modules])"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        )
+        assert done.stdout.strip() == "[]"
+
+
+class TestTimings:
+    @staticmethod
+    def record(start: int, end: int, compute: tuple[int, int], ids: tuple[int, int]) -> StepRecord:
+        return StepRecord(
+            start * 10**6,
+            end * 10**6,
+            {"fwd_compute": compute[0] * 10**6, "bwd_compute": compute[1] * 10**6},
+            {
+                "ids": (ids[0] * 10**6, ids[1] * 10**6),
+                "gradients": (80 * 10**6, (90 + ids[0]) * 10**6),
+            },
+        )
+
+    def test_transfer_starts_with_the_last_arrival(self) -> None:
+        # Rank 0 arrives at 10 ms and waits until 30 ms; the last rank leaves at 34 ms.
+        ranks = [[self.record(0, 200, (5, 7), (10, 33))], [self.record(1, 190, (9, 3), (30, 34))]]
+        timings = combine_records(ranks, oversubscribed=True)
+        assert timings.transfer_ms_S[Phase.IDS].tolist() == [4]
+        assert timings.wait_ms_SR[Phase.IDS].tolist() == [[20, 0]]
+        cost = timings.cost()
+        assert cost.fwd_compute_ms == (5, 9)
+        assert cost.bwd_compute_ms == (7, 3)
+        assert (cost.fwd_comms_ms, cost.bwd_comms_ms) == (4, 40)
+        assert cost.step_ms == 9 + 4 + 40 + 7
+        assert cost.oversubscribed
+        assert timings.wall_ms == 200
+        assert timings.other_ms == 200 - 60
+        json.dumps(timings.to_json(), allow_nan=False)
+
+    def test_clock_offsets_are_taken_off(self) -> None:
+        ranks = [[self.record(0, 200, (5, 7), (10, 33))], [self.record(1, 190, (9, 3), (30, 34))]]
+        timings = combine_records(ranks, clock_offsets_ns=[0, 20 * 10**6])
+        assert timings.wait_ms_SR[Phase.IDS].tolist() == [[0, 0]]
+        assert timings.transfer_ms_S[Phase.IDS].tolist() == [23]
+
+    def test_terms_are_medians_over_steps(self) -> None:
+        steps = [self.record(0, 100, (c, c), (10, 10 + c)) for c in (1, 50, 2)]
+        timings = combine_records([steps])
+        assert timings.cost().fwd_compute_ms == (2,)
+        assert timings.cost().fwd_comms_ms == 2
+
+    def test_no_steps_are_no_timings(self) -> None:
+        with pytest.raises(InputError, match="no timings"):
+            combine_records([[], []])
+
+
+class TestData:
+    def test_batches_repeat_for_a_seed_and_differ_by_rank(self) -> None:
+        plan = plan_of([table("a", weighted=True), table("b", feature_names=("f", "g"))])
+
+        def drawn(rank: int, seed: int) -> list[list[int]]:
+            batches = SyntheticBatches(plan, rank=rank, num_batches=3, seed=seed, num_distinct=2)
+            assert len(batches) == 3
+            values = [batch.sparse.values_L.tolist() for batch in batches]
+            assert values[0] == values[2] != values[1]
+            return values
+
+        assert drawn(0, 1) == drawn(0, 1)
+        assert drawn(0, 1) != drawn(1, 1)
+        assert drawn(0, 1) != drawn(0, 2)
+
+    def test_shared_features_fit_the_smallest_table(self) -> None:
+        tables = [
+            table("large", 1000, feature_names=("f", "h")),
+            table("small", 3, feature_names=("g", "f"), weighted=True),
+        ]
+        batch = draw_batch(tables, 64, np.random.default_rng(0)).sparse
+        assert batch.feature_names == ("f", "h", "g")
+        first = int(batch.lengths_FB[0].sum())
+        assert int(batch.values_L[:first].max()) < 3
+        assert int(batch.values_L[first:].max()) > 3
+        assert batch.lengths_FB.sum().item() == 3 * 128
+
+
+class TestSmallParts:
+    def test_a_shard_draws_the_rows_that_it_holds(self) -> None:
+        wide = table("a", 3000, 1024)  # three blocks
+        whole = torch.empty(3000, 1024)
+        initialize_rows(whole, wide, seed=1)
+        part = torch.empty(1500, 7)
+        initialize_rows(part, wide, seed=1, row_offset=900, col_offset=11)
+        assert torch.equal(part, whole[900:2400, 11:18])
+        assert whole.abs().max() <= 3000**-0.5
+        assert not torch.equal(whole[:1024], whole[1024:2048])
+
+    def test_mean_weights(self) -> None:
+        weights = torch.tensor([1.0, 3.0, 5.0])
+        assert mean_weights(weights, torch.tensor([2, 0, 1])).tolist() == [0.5, 1.5, 5.0]
+
+    def test_a_world_of_one_talks_to_itself(self) -> None:
+        alone = Collectives(0, 1, device=CPU)
+        sent = torch.tensor([1, 2])
+        assert alone.exchange(Phase.IDS, torch.int64, [Parcel([sent], [2])])[0][0] is sent
+        assert alone.gather_objects("x", 3) == [3]
+
+    def test_a_step_trains_once(self) -> None:
+        embeddings = ShardedEmbeddings(plan_of([table("a")]), Collectives(0, 1, device=CPU))
+        batch = JaggedBatch.from_bags({"a": [[1]]})
+        step = embeddings.input_dist(batch)
+        assert step is not None
+        loss = embeddings.lookup(step)["a"].sum()
+        with pytest.raises(InputError, match="only once"):
+            embeddings.lookup(step)
+        loss.backward(retain_graph=True)
+        with pytest.raises(InputError, match="only once per step"):
+            loss.backward()
+        assert embeddings.input_dist(None) is None
+
+    @pytest.mark.parametrize(
+        "bad",
+        [
+            {"num_steps": 0},
+            {"warmup_steps": -1},
+            {"seed": -1},
+            {"timeout_s": 0},
+            {"timeout_s": float("nan")},
+            {"hidden": (0,)},
+            {"device": "tpu"},
+            {"ids_mode": "x"},
+            {"num_steps": True},
+        ],
+    )
+    def test_options_are_checked(self, bad: dict) -> None:
+        with pytest.raises(InputError):
+            RunOptions(**bad)
