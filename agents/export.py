@@ -22,7 +22,6 @@ from autoshard.observation import (
 )
 from autoshard.policies import (
     CARD_FILE,
-    MIN_PROGRAM_SIZE,
     POLICY_KIND,
     POLICY_VERSION,
     PROGRAM_FILE,
@@ -88,15 +87,14 @@ def export_policy(
 
 
 def export_program(network: PolicyNetwork) -> torch.export.ExportedProgram:
-    """The network as a program (ranks_NRK, globals_NG, legal_NR) → logits_NR, any N and R >= 2."""
+    """The network as a program (ranks_NRK, globals_NG, legal_NR) → logits_NR, any N and R >= 1."""
     num, ranks = 3, 5
     example = (
         torch.zeros(num, ranks, NUM_RANK_FEATURES),
         torch.zeros(num, NUM_GLOBAL_FEATURES),
         torch.ones(num, ranks, dtype=torch.bool),
     )
-    n = Dim("N", min=MIN_PROGRAM_SIZE)
-    r = Dim("R", min=MIN_PROGRAM_SIZE)
+    n, r = Dim("N", min=1), Dim("R", min=1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return torch.export.export(

@@ -221,10 +221,11 @@ def _position(values_NR: NDArray[np.float64]) -> NDArray[np.float64]:
     order_NR = np.argsort(values_NR, axis=1, kind="stable")
     sorted_NR = np.take_along_axis(values_NR, order_NR, axis=1)
     larger_NR = sorted_NR[:, 1:] > sorted_NR[:, :-1] * (1.0 + 1e-9) + 1e-12
-    place_NR = np.arange(values_NR.shape[1])[1:] * larger_NR
-    place_NR = np.pad(np.maximum.accumulate(place_NR, axis=1), ((0, 0), (1, 0)))
+    place_NR = np.zeros(values_NR.shape)
+    steps_NR = np.arange(1, values_NR.shape[1]) * larger_NR
+    np.maximum.accumulate(steps_NR, axis=1, out=place_NR[:, 1:])
     position_NR = np.empty(values_NR.shape)
-    np.put_along_axis(position_NR, order_NR, place_NR.astype(np.float64), axis=1)
+    np.put_along_axis(position_NR, order_NR, place_NR, axis=1)
     return position_NR
 
 

@@ -17,8 +17,6 @@ from autoshard.artifact_files import find_artifact, read_artifact
 from autoshard.errors import ArtifactError
 from autoshard.observation import (
     GLOBAL_FEATURES,
-    NUM_GLOBAL_FEATURES,
-    NUM_RANK_FEATURES,
     RANK_FEATURES,
     Observation,
 )
@@ -28,8 +26,6 @@ POLICY_VERSION = 1
 PROGRAM_FILE = "policy.pt2"
 WEIGHTS_FILE = "weights.safetensors"
 CARD_FILE = "card.md"
-#: Exported programs take sizes from 2 on (torch.export treats 0 and 1 as special).
-MIN_PROGRAM_SIZE = 2
 
 Float32Array = NDArray[np.float32]
 
@@ -66,27 +62,10 @@ class Policy:
         """
         import torch
 
-        num, ranks = observation.legal_NR.shape
-        padded = _pad(observation, max(num, MIN_PROGRAM_SIZE), max(ranks, MIN_PROGRAM_SIZE))
+        arrays = (observation.ranks_NRK, observation.globals_NG, observation.legal_NR)
         with torch.inference_mode():
-            logits = self._program(*(torch.from_numpy(array) for array in padded))
-        return logits.numpy()[:num, :ranks]
-
-
-def _pad(
-    observation: Observation, num: int, ranks: int
-) -> tuple[Float32Array, Float32Array, NDArray[np.bool_]]:
-    """The three arrays, with states and ranks that do not exist up to the given sizes."""
-    given_num, given_ranks = observation.legal_NR.shape
-    if (given_num, given_ranks) == (num, ranks):
-        return observation.ranks_NRK, observation.globals_NG, observation.legal_NR
-    ranks_NRK = np.zeros((num, ranks, NUM_RANK_FEATURES), dtype=np.float32)
-    globals_NG = np.zeros((num, NUM_GLOBAL_FEATURES), dtype=np.float32)
-    legal_NR = np.zeros((num, ranks), dtype=bool)
-    ranks_NRK[:given_num, :given_ranks] = observation.ranks_NRK
-    globals_NG[:given_num] = observation.globals_NG
-    legal_NR[:given_num, :given_ranks] = observation.legal_NR
-    return ranks_NRK, globals_NG, legal_NR
+            logits: Float32Array = self._program(*map(torch.from_numpy, arrays)).numpy()
+        return logits
 
 
 def load_policy(path_or_name: str | Path = "default") -> Policy:

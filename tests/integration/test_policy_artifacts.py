@@ -22,6 +22,7 @@ from autoshard.observation import observe
 from autoshard.placement import PlacementState
 from autoshard.policies import Policy, load_policy
 from autoshard.protocols import SearchBudget
+from autoshard.sharders.cost_greedy import place_by_cost
 from autoshard.sharders.learned import PolicySharder, roll_out, rollouts
 from tests.placement_cases import (
     COST_MODEL,
@@ -201,3 +202,17 @@ def test_a_dead_end_names_slice_bytes_and_ranks(policy: Policy) -> None:
 def test_no_rollouts_are_refused(policy: Policy) -> None:
     with pytest.raises(InputError, match="rollouts"):
         rollouts(make_task(), COST_MODEL, policy, 0, seed=0)
+
+
+def test_the_shipped_policy_places_unseen_tables_about_as_well_as_the_cost_greedy() -> None:
+    policy = load_policy("default")
+    tasks = [
+        make_task(num_tables=40, world_size=ranks, seed=100 + ranks) for ranks in (2, 3, 4, 8, 12)
+    ]
+    found = roll_out(tasks, COST_MODEL, policy)
+    ratios = []
+    for task, rollout in zip(tasks, found, strict=True):
+        assert rollout.objective_ms is not None
+        greedy_ms = predicted(task, place_by_cost(task, COST_MODEL)).step_ms
+        ratios.append(rollout.objective_ms / greedy_ms)
+    assert np.exp(np.mean(np.log(ratios))) < 1.02, ratios
