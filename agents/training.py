@@ -244,7 +244,7 @@ class _Run:
             max_grad_norm=config.max_grad_norm,
             policy_kwargs={
                 "hidden_size": config.hidden_size,
-                # A plan costs about its lower bound: a return of about −reward_scale.
+                # A plan costs about what the greedy's does: a return of about −reward_scale.
                 "first_value": -config.reward_scale,
             },
             seed=config.seed,

@@ -19,8 +19,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from autoshard.costing import lower_bound_ms
-from autoshard.errors import InputError
+from autoshard.errors import InfeasibleError, InputError
 from autoshard.observation import (
     FEATURE_LIMIT,
     NUM_GLOBAL_FEATURES,
@@ -31,6 +30,9 @@ from autoshard.observation import (
 )
 from autoshard.placement import Candidates, PlacementState, PlacementTask
 from autoshard.protocols import CostModel
+from autoshard.sharders.cost_greedy import place_by_cost
+from autoshard.sharders.local_search import placement_objective_ms
+from autoshard.sharders.packing import pack_by_memory
 
 FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
@@ -257,8 +259,22 @@ class Episodes:
             )
 
     def _reference_ms(self, task: PlacementTask) -> float:
-        """What costs are divided by: the model's lower bound, or the even share if more."""
+        """What costs are divided by: the objective of the cost-aware greedy.
+
+        Unlike a lower bound it is near what plans cost whatever the cost model, so rewards
+        are of one size. Where the greedy finds no room: of packing by memory, or the even
+        share of the compute if that fails too.
+        """
         if task not in self._references:
-            bound = lower_bound_ms(task.problem, task.slices + task.replicas, self._cost_model)
-            self._references[task] = max(bound or 0.0, reference_ms(task))
+            self._references[task] = self._yardstick_ms(task)
         return self._references[task]
+
+    def _yardstick_ms(self, task: PlacementTask) -> float:
+        ranks: tuple[int, ...] | None
+        try:
+            ranks = place_by_cost(task, self._cost_model)
+        except InfeasibleError:
+            ranks = pack_by_memory(task, seed=0)
+        if ranks is None:
+            return reference_ms(task)
+        return max(placement_objective_ms(task, self._cost_model, ranks), reference_ms(task) * 1e-6)
