@@ -54,6 +54,7 @@ class Collectives:
         self.device = device
         self.timeout_s = timeout_s
         self.recorder = Recorder(device)
+        self._kept: dict[str, Tensor] = {}
 
     def exchange(
         self, phase: Phase, dtype: torch.dtype, parcels: Sequence[Parcel]
@@ -61,7 +62,8 @@ class Collectives:
         """One all-to-all for all parcels together.
 
         Returns:
-            Per parcel, per source rank, what that rank sent; views of one buffer.
+            Per parcel, per source rank, what that rank sent; views of one buffer, which
+            for gradients is used again in the next step.
 
         Raises:
             CollectiveError: it failed or did not end within the time limit.
@@ -72,12 +74,10 @@ class Collectives:
         outgoing = [parcel.send[rank] for rank in ranks for parcel in parcels]
         send_sizes = [sum(p.send[rank].numel() for p in parcels) for rank in ranks]
         receive_sizes = [sum(p.receive_sizes[rank] for p in parcels) for rank in ranks]
-        send = torch.cat(outgoing) if outgoing else torch.empty(0, dtype=dtype, device=self.device)
-        if send.dtype != dtype:
-            raise CollectiveError(
-                self._where(phase), got=f"a buffer of {send.dtype}", allowed=str(dtype)
-            )
-        received = torch.empty(sum(receive_sizes), dtype=dtype, device=self.device)
+        send = self._buffer(phase, "send", sum(send_sizes), dtype)
+        if outgoing:
+            torch.cat(outgoing, out=send)
+        received = self._buffer(phase, "receive", sum(receive_sizes), dtype)
         with self.recorder.collective(phase):
             try:
                 work = dist.all_to_all_single(
@@ -147,6 +147,25 @@ class Collectives:
                 f"rank {self.rank}: gathering {what} failed", got=_first_line(error)
             ) from error
         return gathered
+
+    def release_buffers(self) -> None:
+        """Give the buffers that are kept between steps back."""
+        self._kept.clear()
+
+    def _buffer(self, phase: Phase, use: str, size: int, dtype: torch.dtype) -> Tensor:
+        """Memory for one side of an exchange.
+
+        Gradients are used up within the step, and with replicas they are the largest
+        thing that travels, so their buffers are kept: fresh memory costs a page fault
+        per 4 KiB. All other phases' results may live on with the caller.
+        """
+        if phase is not Phase.GRADIENTS:
+            return torch.empty(size, dtype=dtype, device=self.device)
+        kept = self._kept.get(use)
+        if kept is None or kept.numel() < size or kept.dtype != dtype:
+            kept = torch.empty(size, dtype=dtype, device=self.device)
+            self._kept[use] = kept
+        return kept[:size]
 
     def _where(self, phase: Phase) -> str:
         return f"rank {self.rank}, step {self.recorder.step}, phase {phase.value}"

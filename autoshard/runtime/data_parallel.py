@@ -149,8 +149,7 @@ class DataParallel:
         ]
         for index, replica in enumerate(self._replicas):
             rows_N = torch.cat([parts[2 * index] for parts in received]).view(torch.int64)
-            sums_ND = torch.cat([parts[2 * index + 1] for parts in received])
-            replica.apply(rows_N, sums_ND.view(rows_N.numel(), replica.embedding_dim))
+            replica.apply(rows_N, [parts[2 * index + 1] for parts in received])
 
     def held_tables(self) -> tuple[str, ...]:
         """Names of all replicated tables."""
@@ -225,26 +224,30 @@ class _Replica:
                 weights_L = mean_weights(weights_L, lengths_FB)
         return _Lookup(rows_L, lengths_FB, weights_L)
 
-    def apply(self, rows_N: Tensor, sums_ND: Tensor) -> None:
-        """Run the fused optimizer with the gradient sums of the given rows.
+    def apply(self, rows_N: Tensor, sums: Sequence[Tensor]) -> None:
+        """Run the fused optimizer once on each of the given rows.
 
-        Each row becomes a bag of one id whose output gradient is the row's sum; the bags
-        are spread over the kernel's features, which all address the same rows.
+        Each row becomes a bag of one id whose output gradient is the row's sum. The bags
+        are dealt out to the kernel's features in turn, which all address the same rows,
+        so that the sums, one after the other, already are the output gradient.
+
+        Args:
+            rows_N: int64; a row that several ranks touched occurs several times.
+            sums: float32, flat pieces that together hold [N, D].
         """
         num_rows, num_features = rows_N.numel(), self.kernel.num_features
         if not num_rows:
             return
         bags = -(-num_rows // num_features)
-        lengths = torch.zeros(num_features * bags, dtype=torch.int64, device=rows_N.device)
-        lengths[:num_rows] = 1
-        gradient = sums_ND.new_zeros(num_features * bags, self.embedding_dim)
-        gradient[:num_rows] = sums_ND
-        gradient = gradient.view(num_features, bags, -1).transpose(0, 1).reshape(bags, -1)
+        missing = bags * num_features - num_rows
+        filler = sums[0].new_zeros(missing * self.embedding_dim)
+        gradient = torch.cat([*sums, filler]).view(bags, num_features * self.embedding_dim)
         padded = self.kernel.pad(gradient)
+        lengths = torch.ones(num_features, bags, dtype=torch.int64, device=rows_N.device)
+        lengths[num_features - missing :, -1] = 0
+        values = torch.cat([rows_N[feature::num_features] for feature in range(num_features)])
         with self._context.recorder.compute(Compute.BACKWARD):
-            output = self.kernel.lookup(
-                rows_N, lengths.view(num_features, bags), None, training=True
-            )
+            output = self.kernel.lookup(values, lengths, None, training=True)
             self.kernel.update(output, padded)
 
 

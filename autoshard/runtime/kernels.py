@@ -143,7 +143,7 @@ class EmbeddingKernel:
 
         Args:
             output_BC: what `lookup(..., training=True)` returned.
-            gradient_BC: its gradient, padding included; scaled in place.
+            gradient_BC: its gradient as `pad` gave it; scaled in place where it was padded.
         """
         if not output_BC.shape[0]:
             return
@@ -156,9 +156,9 @@ class EmbeddingKernel:
         return output_BC if self._true_cols is None else output_BC[:, self._true_cols]
 
     def pad(self, gradient_BD: Tensor) -> Tensor:
-        """A gradient with zeros in the padding columns; a copy that `update` may change."""
+        """A gradient with zeros in the padding columns; a copy if there are any."""
         if self._true_cols is None:
-            return gradient_BD.contiguous().clone()
+            return gradient_BD.contiguous()
         padded_BC = gradient_BD.new_zeros(gradient_BD.shape[0], self.num_padded_cols)
         padded_BC[:, self._true_cols] = gradient_BD
         return padded_BC

@@ -9,13 +9,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from autoshard.errors import InputError, PlanError, UnsupportedError
 from autoshard.objective import CostSource, StepCost
 from autoshard.plan import ShardingPlan
 from autoshard.problem import Optimizer
+from autoshard.runtime.collectives import Collectives
 from autoshard.runtime.launch import run_plan, run_plans
-from autoshard.runtime.results import RunOptions
+from autoshard.runtime.results import RunOptions, RunResult
+from autoshard.runtime.worker import RankProcess, execute_plan
 from autoshard.tables import PoolingType, Table
 from tests.distributed.model_cases import make_plan
 
@@ -37,6 +40,13 @@ def small_plan(kinds: list[str], world_size: int = 2) -> ShardingPlan:
         for i in range(len(kinds))
     ]
     return make_plan(tables, kinds, world_size, Optimizer.ROWWISE_ADAGRAD, batch_size=8)
+
+
+def run_here(plan: ShardingPlan) -> RunResult:
+    """A world of one, in this process."""
+    alone = Collectives(0, 1, device=torch.device("cpu"))
+    process = RankProcess(alone, oversubscribed=False, report=lambda line: None)
+    return execute_plan(process, plan, OPTIONS)
 
 
 def test_plans_of_one_problem_train_alike_whatever_their_placement() -> None:
@@ -81,7 +91,7 @@ def test_torchrun_runs_the_same_entry_point(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
-    assert result["losses"] == pytest.approx(run_plan(plan, options=OPTIONS).losses, rel=1e-6)
+    assert result["losses"] == pytest.approx(run_here(plan).losses, rel=1e-6)
 
 
 def test_a_process_outside_a_launcher_is_told_what_to_do(tmp_path: Path) -> None:

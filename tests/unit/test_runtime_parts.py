@@ -121,6 +121,12 @@ class TestIds:
         assert gathered.num_out_of_range == 2
         assert self.batch.values_L.tolist() == [2, 7, 4, 0, 1, 9]  # the user's batch is as it was
 
+    def test_the_last_row_is_in_range_and_the_next_is_not(self) -> None:
+        batch = JaggedBatch.from_bags({"f": [[2]], "g": [[2, 3]]})
+        bad = self.gather(IdsMode.FATAL)(batch).bad_id
+        assert bad is not None
+        assert (bad.entry, bad.value) == (2, 3)
+
     def test_fatal_mode_tells_the_first(self) -> None:
         bad = self.gather(IdsMode.FATAL)(self.batch).bad_id
         assert bad is not None
