@@ -45,7 +45,12 @@ def write_atomically(path: str | Path, write: Callable[[Path], None]) -> None:
         umask = os.umask(0)
         os.umask(umask)
         temporary.chmod(0o666 & ~umask)  # mkstemp makes files private
-        temporary.replace(path)
+        try:
+            temporary.replace(path)
+        except OSError as error:  # such as a folder of that name
+            raise InputError(
+                f"cannot write {path}", got=error.strerror, remedy="choose another path"
+            ) from error
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -88,3 +93,5 @@ def read_json(path: str | Path, what: str) -> Any:
         ) from error
     except RecursionError as error:
         raise InputError(f"{what} {path} is nested too deeply to be read") from error
+    except ValueError as error:  # a number with thousands of digits
+        raise InputError(f"{what} {path} is not usable", got=error) from error

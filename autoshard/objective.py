@@ -103,14 +103,14 @@ class StepCost:
         try:
             cost = cls(
                 source=CostSource(value["source"]),
-                fwd_compute_ms=tuple(float(v) for v in value["fwd_compute_ms"]),
-                bwd_compute_ms=tuple(float(v) for v in value["bwd_compute_ms"]),
-                fwd_comms_ms=float(value["fwd_comms_ms"]),
-                bwd_comms_ms=float(value["bwd_comms_ms"]),
-                extrapolated=bool(value.get("extrapolated", False)),
-                oversubscribed=bool(value.get("oversubscribed", False)),
+                fwd_compute_ms=tuple(_number(v) for v in value["fwd_compute_ms"]),
+                bwd_compute_ms=tuple(_number(v) for v in value["bwd_compute_ms"]),
+                fwd_comms_ms=_number(value["fwd_comms_ms"]),
+                bwd_comms_ms=_number(value["bwd_comms_ms"]),
+                extrapolated=_flag(value.get("extrapolated", False)),
+                oversubscribed=_flag(value.get("oversubscribed", False)),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise InputError("a cost is malformed", got=str(error)) from error
         terms = (*cost.fwd_compute_ms, *cost.bwd_compute_ms, cost.fwd_comms_ms, cost.bwd_comms_ms)
         if any(not math.isfinite(term) or term < 0 for term in terms):
@@ -118,3 +118,16 @@ class StepCost:
         if not cost.fwd_compute_ms or len(cost.fwd_compute_ms) != len(cost.bwd_compute_ms):
             raise InputError("a cost does not give both compute terms for every rank")
         return cost
+
+
+def _number(value: object) -> float:
+    """A JSON number; text that looks like one is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{value!r:.80} is not a number")
+    return float(value)
+
+
+def _flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{value!r:.80} is not true or false")
+    return value

@@ -215,6 +215,8 @@ def plan_from_json(value: Any, where: str = "plan") -> ShardingPlan:
         raise PlanError(f"{where}: {error}") from error
     except InputError as error:
         raise PlanError(f"{where}: {error}") from error
+    except (TypeError, ValueError, OverflowError) as error:  # text or 10^400 for a number
+        raise PlanError(f"{where}: a value is not usable", got=error) from error
 
 
 def _object(value: Any, what: str, keys: set[str], optional: set[str]) -> Mapping[str, Any]:

@@ -11,6 +11,8 @@ from autoshard.files import fingerprint
 
 GIB = 2**30
 MAX_WORLD_SIZE = 65_536
+#: Bytes are int64 wherever placements are worked out.
+MAX_BYTES = 2**62
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +33,12 @@ class Topology:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
                 raise InputError(f"{name} is not usable", got=repr(value), allowed="integers >= 0")
+        if self.reserved_bytes > MAX_BYTES:
+            raise InputError(
+                "reserved_bytes is out of range",
+                got=self.reserved_bytes,
+                allowed="up to 2^62 bytes",
+            )
         if not 1 <= self.world_size <= MAX_WORLD_SIZE:
             raise InputError(
                 "world_size is out of range", got=self.world_size, allowed=f"1..{MAX_WORLD_SIZE}"
@@ -50,11 +58,11 @@ class Topology:
                 allowed="one value per rank",
             )
         for rank, value in enumerate(self.hbm_bytes):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_BYTES:
                 raise InputError(
                     f"hbm_bytes of rank {rank} is not usable",
                     got=repr(value),
-                    allowed="integers >= 0",
+                    allowed="integers >= 0 (up to 2^62)",
                 )
 
     @classmethod
@@ -67,7 +75,11 @@ class Topology:
         reserved_bytes: int = 0,
     ) -> Topology:
         """A topology whose ranks all have the same memory."""
-        if isinstance(world_size, bool) or not 1 <= world_size <= MAX_WORLD_SIZE:
+        if (
+            isinstance(world_size, bool)
+            or not isinstance(world_size, int)
+            or not 1 <= world_size <= MAX_WORLD_SIZE
+        ):
             raise InputError(
                 "world_size is out of range", got=world_size, allowed=f"1..{MAX_WORLD_SIZE}"
             )

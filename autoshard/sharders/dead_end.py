@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from autoshard.errors import InfeasibleError
 from autoshard.placement import PlacementTask
 from autoshard.splitting import describe_bytes_by_rank
@@ -28,7 +26,9 @@ def dead_end_error(
         if rank is not None:
             free[rank] -= task.memory_bytes_S[index]
     need = int(task.memory_bytes_S[slice_index])
-    total, room = int(task.memory_bytes_S.sum()), int(np.maximum(task.capacity_bytes_R, 0).sum())
+    # Sums of plain integers: int64 would overflow on many ranks of absurd size.
+    total = sum(task.memory_bytes_S.tolist())
+    room = sum(max(capacity, 0) for capacity in task.capacity_bytes_R.tolist())
     where = describe_bytes_by_rank([int(value) for value in free])
     return InfeasibleError(
         f"{name} found no rank for table {task.slices[slice_index].table.name!r}",
