@@ -136,6 +136,9 @@ def _buckets(ids: IdDistribution, num_embeddings: int) -> tuple[FloatArray, Floa
         rows, shares = np.array([float(num_embeddings)]), np.array([1.0])
     else:
         rows, shares = _zipf_buckets(ids.zipf_exponent, ids.zipf_shift, num_embeddings)
+    if shares.sum() == 0.0:  # so steep that all shares underflow: the hottest row has everything
+        shares = np.zeros_like(shares)
+        shares[0] = 1.0
     shares = shares / shares.sum()
     rows.setflags(write=False)
     shares.setflags(write=False)
