@@ -30,6 +30,9 @@ CHUNK = 2048
 MIN_GAIN = 1e-9
 #: Slices moved at random when no single change helps.
 KICK_SIZES = (2, 3, 4)
+#: After so many kicks in a row without a better placement the search ends: small problems
+#: are exhausted long before their budget. A search of many slices spends the budget first.
+MAX_FRUITLESS_KICKS = 200
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -268,7 +271,7 @@ def local_search(
     seed: int,
     target_ms: float | None = None,
 ) -> tuple[tuple[int, ...], float]:
-    """Improve a placement until the budget ends.
+    """Improve a placement until the budget ends, or `MAX_FRUITLESS_KICKS` in a row gain nothing.
 
     Args:
         task: the task.
@@ -287,7 +290,8 @@ def local_search(
         return best, best_ms
     generator = np.random.default_rng(seed)
     goal_ms = -np.inf if target_ms is None else target_ms * (1 + MIN_GAIN)
-    while meter.may_go_on() and best_ms > goal_ms:
+    num_fruitless = 0
+    while best_ms > goal_ms and num_fruitless <= MAX_FRUITLESS_KICKS and meter.may_go_on():
         improved = False
         for source in placement.focus_ranks():
             if _improve(placement, _moves(placement, source), meter, generator) or _improve(
@@ -297,7 +301,9 @@ def local_search(
                 break
         if placement.objective_ms < best_ms * (1 - MIN_GAIN):
             best, best_ms = tuple(int(r) for r in placement.rank_S), placement.objective_ms
+            num_fruitless = 0
         if not improved and meter.may_go_on():
+            num_fruitless += 1
             placement = _Placement(task, cost_model, best)
             _kick(placement, generator)
             meter.spend(1)  # a stuck search with no legal change still ends
