@@ -13,7 +13,6 @@ The step consists of `input_dist` and `lookup`, which a pipelined loop may call 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Any
 
 import torch
@@ -24,26 +23,12 @@ from autoshard.plan import ShardingPlan
 from autoshard.runtime.batch import JaggedBatch
 from autoshard.runtime.capabilities import Device, check_plan_supported
 from autoshard.runtime.collectives import CollectiveError, Collectives, Parcel
+from autoshard.runtime.headers import HEADER_SIZE, Header, Status, stop_if_told
 from autoshard.runtime.ids import EntryGather, EntryIds, IdsMode
 from autoshard.runtime.layout import layout_of
 from autoshard.runtime.sharding import MethodState, RankContext, ShardingMethod, method_factories
 from autoshard.runtime.timing import Phase
 from autoshard.shards import ShardingType
-
-
-class _Status(IntEnum):
-    """What a rank says about its batch before a step."""
-
-    READY = 0
-    ENDED = 1
-    """It has no more batches; all ranks stop together."""
-    BAD_ID = 2
-    FAILED = 3
-
-
-#: What every rank tells every other before a step, int64:
-#: whether gradients follow, step, status, batch size, position and value of a bad id.
-_HEADER_SIZE = 6
 
 
 @dataclass(eq=False)
@@ -163,22 +148,22 @@ class ShardedEmbeddings(nn.Module):
         """
         training = torch.is_grad_enabled()
         if batch is None:
-            self._exchange_lengths(_Status.ENDED, None, None)
+            self._exchange_lengths(Status.ENDED, None, None)
             return None
         try:
             gathered = self._checked(batch)
         except InputError:
             self.announce_failure()
             raise
-        status = _Status.READY if gathered.bad_id is None else _Status.BAD_ID
+        status = Status.READY if gathered.bad_id is None else Status.BAD_ID
         states = self._states(gathered, training)
         headers, lengths = self._exchange_lengths(status, gathered, states)
-        if any(header[2] == _Status.ENDED for header in headers):
+        if any(header.status == Status.ENDED for header in headers):
             return None
         if gathered.bad_id is None:
             self.num_out_of_range += gathered.num_out_of_range
         for state in states:
-            state.batch_sizes_R = [header[3] for header in headers]
+            state.batch_sizes_R = [header.batch_size for header in headers]
         parcels = [
             method.send_ids(state, received)
             for method, state, received in zip(self._methods, states, lengths, strict=True)
@@ -189,9 +174,9 @@ class ShardedEmbeddings(nn.Module):
     def announce_failure(self) -> None:
         """Tell the other ranks, which wait for this one's batch, that none will come."""
         try:
-            self._exchange_lengths(_Status.FAILED, None, None)
-        except CollectiveError:
-            return  # they know already
+            self._exchange_lengths(Status.FAILED, None, None)
+        except (CollectiveError, InputError):
+            return  # they stop anyway
 
     def lookup(self, step: StepInput) -> dict[str, Tensor]:
         """Pool the ids and bring the outputs back; the second half of `forward`."""
@@ -261,53 +246,27 @@ class ShardedEmbeddings(nn.Module):
         return states
 
     def _exchange_lengths(
-        self, status: _Status, gathered: EntryIds | None, states: list[MethodState] | None
-    ) -> tuple[list[list[int]], list[list[Tensor]]]:
+        self, status: Status, gathered: EntryIds | None, states: list[MethodState] | None
+    ) -> tuple[list[Header], list[list[Tensor]]]:
         """Exchange headers and lengths; stop on every rank if any rank has to."""
-        training, step = int(torch.is_grad_enabled()), self._collectives.recorder.step
-        header = [training, step, int(status), 0, 0, 0]
-        if gathered is not None:
-            header[3] = gathered.lengths_EB.shape[1]
-            if gathered.bad_id is not None:
-                header[4:] = [gathered.bad_id.entry, gathered.bad_id.value]
-        sent = torch.tensor(header, dtype=torch.int64, device=self._collectives.device)
-        parcels = [Parcel([sent] * self._world_size, [_HEADER_SIZE] * self._world_size)]
+        bad = None if gathered is None else gathered.bad_id
+        header = Header(
+            step=self._collectives.recorder.step,
+            status=status,
+            training=torch.is_grad_enabled(),
+            batch_size=0 if gathered is None else gathered.lengths_EB.shape[1],
+            bad_entry=0 if bad is None else bad.entry,
+            bad_value=0 if bad is None else bad.value,
+        )
+        sent = torch.tensor(header.to_list(), dtype=torch.int64, device=self._collectives.device)
+        parcels = [Parcel([sent] * self._world_size, [HEADER_SIZE] * self._world_size)]
         for index, method in enumerate(self._methods):
             state = None if states is None else states[index]
             parcels.append(Parcel(method.send_lengths(state), method.num_lengths_R))
         received = self._collectives.exchange(self._lengths_phase, torch.int64, parcels)
-        headers = torch.stack(received[0]).tolist()
-        self._stop_if_told(headers)
+        headers = [Header.from_list(values) for values in torch.stack(received[0]).tolist()]
+        stop_if_told(headers, self._rank, self._gather.entries)
         return headers, received[1:]
-
-    def _stop_if_told(self, headers: list[list[int]]) -> None:
-        own = headers[self._rank]
-        for rank, (training, step, status, _, entry, value) in enumerate(headers):
-            if training != own[0] or step != own[1]:
-                raise CollectiveError(
-                    f"rank {self._rank}, step {own[1]}: rank {rank} runs "
-                    + (
-                        f"step {step}"
-                        if step != own[1]
-                        else "the step with gradients switched differently"
-                    ),
-                    remedy="give every rank the same sequence of steps",
-                )
-            if status == _Status.BAD_ID:
-                bad = self._gather.entries[entry]
-                raise InputError(
-                    f"rank {rank}, step {step}: an id of feature {bad.feature!r} is out of "
-                    f"range for table {bad.table.name!r}",
-                    got=value,
-                    allowed=f"0..{bad.table.num_embeddings - 1}",
-                    remedy="mend the data, or set ids_mode to warning or ignore",
-                )
-        for rank, header in enumerate(headers):
-            if header[2] == _Status.FAILED and rank != self._rank:
-                raise CollectiveError(
-                    f"rank {self._rank}, step {own[1]}: rank {rank} failed to prepare its batch",
-                    remedy=f"see the error of rank {rank}",
-                )
 
     def _forward(self, step: StepInput) -> list[Tensor]:
         work = list(zip(self._methods, step.states, strict=True))

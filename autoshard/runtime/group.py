@@ -11,11 +11,8 @@ import multiprocessing
 import os
 import signal
 import tempfile
-import threading
 import time
-import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -23,20 +20,13 @@ from typing import Any
 from autoshard import errors
 from autoshard.errors import AutoshardError, InputError, WorkerError
 from autoshard.runtime.capabilities import Device
-from autoshard.runtime.collectives import (
-    DEFAULT_TIMEOUT_S,
-    CollectiveError,
-    close_process_group,
-    open_process_group,
-)
-from autoshard.runtime.worker import RankProcess, torch_device
+from autoshard.runtime.collectives import DEFAULT_TIMEOUT_S, CollectiveError
+from autoshard.runtime.serve import WorkerSpec, serve
 
 #: After the first failure, how long other ranks may take to tell theirs.
 _GRACE_S = 2.0
 #: After asking a process to end, how long until it is killed.
 _TERMINATE_S = 2.0
-#: Progress lines are sent at most this often.
-_REPORT_INTERVAL_S = 0.1
 
 Progress = Callable[[int, str], None]
 """Called in the parent with a rank and a line that says what it does."""
@@ -47,17 +37,6 @@ def available_cores() -> list[int]:
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
-
-
-@dataclass(frozen=True, kw_only=True)
-class _WorkerSpec:
-    rank: int
-    world_size: int
-    device: Device
-    timeout_s: float
-    store: str
-    core: int | None
-    oversubscribed: bool
 
 
 class WorkerGroup:
@@ -103,7 +82,7 @@ class WorkerGroup:
             with _single_threaded_children():
                 for rank in range(self.world_size):
                     parent, child = context.Pipe()
-                    spec = _WorkerSpec(
+                    spec = WorkerSpec(
                         rank=rank,
                         world_size=self.world_size,
                         device=self._device,
@@ -113,7 +92,7 @@ class WorkerGroup:
                         oversubscribed=self.oversubscribed,
                     )
                     process = context.Process(
-                        target=_serve, args=(spec, child), name=f"rank{rank}", daemon=True
+                        target=serve, args=(spec, child), name=f"rank{rank}", daemon=True
                     )
                     process.start()
                     child.close()
@@ -292,61 +271,3 @@ def _single_threaded_children() -> Any:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-
-
-def _serve(spec: _WorkerSpec, connection: Connection) -> None:
-    """The main function of a worker process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers itself
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    threading.Thread(target=_follow_parent, daemon=True).start()
-    if spec.core is not None and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {spec.core})
-    import torch
-
-    torch.set_num_threads(1)
-    try:
-        device = torch_device(spec.device, spec.rank)
-        collectives = open_process_group(
-            spec.rank,
-            spec.world_size,
-            init_method=f"file://{spec.store}",
-            device=device,
-            timeout_s=spec.timeout_s,
-        )
-        connection.send(("done", None))
-        process = RankProcess(collectives, spec.oversubscribed, _reporter(connection))
-        while True:
-            try:
-                function, arguments = connection.recv()
-            except EOFError:
-                break
-            connection.send(("done", function(process, *arguments)))
-    except Exception as error:
-        text = str(error)
-        with contextlib.suppress(OSError):
-            connection.send(("failed", (type(error).__name__, text, traceback.format_exc())))
-        # Leave before the process group's destructors, which may wait for dead peers.
-        connection.close()
-        os._exit(1)
-    close_process_group()
-
-
-def _reporter(connection: Connection) -> Callable[[str], None]:
-    last = 0.0
-
-    def report(line: str) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if now - last >= _REPORT_INTERVAL_S:
-            last = now
-            connection.send(("progress", line))
-
-    return report
-
-
-def _follow_parent() -> None:
-    """End this process when its parent ends, however that happens."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
