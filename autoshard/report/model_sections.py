@@ -1,0 +1,335 @@
+"""The report's sections about what was measured and learned: timings, cost model, policy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from autoshard.report.data import Measurements, ReportData
+from autoshard.report.learning_figures import (
+    collective_times,
+    error_bars,
+    kernel_times,
+    learning_curves,
+    prediction_scatter,
+)
+from autoshard.report.sections import (
+    MISSING,
+    Column,
+    HtmlTable,
+    Section,
+    count,
+    listed,
+    missing_section,
+    module_command,
+    percent,
+    ratio,
+)
+
+_FLOOR = "a second measurement"
+
+
+def measurement_section(data: ReportData) -> Section:
+    """What was measured, when, on which hardware, and how repeatable it is."""
+    anchor, title = "measurements", "Measurements"
+    command = module_command("experiments.measure", f"out={data.folder}/measurements")
+    parts = [part for part in (data.kernels, data.collectives) if part is not None]
+    if not parts or all(part.rows.empty for part in parts):
+        return missing_section(anchor, title, "No measurements here yet.", command)
+    pictures, rows, said, notes = [], [], [], []
+    if data.kernels is not None and not data.kernels.rows.empty:
+        kernels = data.kernels.rows
+        pictures.append(kernel_times(kernels))
+        repeats = int((kernels["pass"] > 0).sum())
+        said.append(f"{count(len(kernels) - repeats, 'shard set')}")
+        if repeats:
+            notes.append(f"{count(repeats, 'shard set')} measured a second time, to see the noise.")
+        error = float(np.nanmedian(kernels[["fwd_relative_error", "bwd_relative_error"]]))
+        rows.append(
+            _measurement_row("kernels", data.kernels, error, kernels["cache"].unique().tolist())
+        )
+    if data.collectives is not None and not data.collectives.rows.empty:
+        collectives = data.collectives.rows
+        pictures.append(collective_times(collectives))
+        said.append(f"{count(len(collectives), 'all-to-all')}")
+        error = float(np.nanmedian(collectives["transfer_relative_error"]))
+        rows.append(
+            _measurement_row(
+                "all-to-alls", data.collectives, error, collectives["backend"].unique().tolist()
+            )
+        )
+        over = int(collectives["oversubscribed"].sum())
+        if over:
+            notes.append(
+                f"Oversubscribed: {over} of {count(len(collectives), 'all-to-all')} had more "
+                "ranks than cores (drawn hollow)."
+            )
+    machines = _machines(parts)
+    takeaway = f"{listed(said)} were measured on {listed(list(machines.values()))}"
+    takeaway += f"; the medians' standard error is {rows[0][-1]} for half of the {rows[0][0]}."
+    if len(machines) > 1:
+        notes.insert(0, f"These rows come from {len(machines)} different machines.")
+    columns = [Column(title="kind", numeric=False), Column(title="rows")]
+    columns += [
+        Column(title=name, numeric=False)
+        for name in ("measured from", "to (UTC)", "device", "setting", "versions")
+    ]
+    columns += [Column(title="threads"), Column(title="iterations"), Column(title="std. error")]
+    return Section(
+        anchor=anchor,
+        title=title,
+        takeaway=takeaway[0].upper() + takeaway[1:],
+        command=command,
+        pictures=tuple(pictures),
+        tables=(HtmlTable(columns=tuple(columns), rows=tuple(rows)),),
+        notes=tuple(notes),
+    )
+
+
+def _measurement_row(
+    kind: str, part: Measurements, error: float, settings: Sequence[object]
+) -> tuple[str, ...]:
+    rows = part.rows
+    software = [
+        part.environments.get(name, {}) for name in sorted(set(rows["software_fingerprint"]))
+    ]
+    versions = sorted(
+        {
+            f"{package} {facts[package]}"
+            for facts in software
+            for package in ("torch", "fbgemm-gpu", "fbgemm-gpu-cpu")
+            if package in facts
+        }
+    )
+    first, last = rows["measured_at"].astype(str).min(), rows["measured_at"].astype(str).max()
+    return (
+        kind,
+        f"{len(rows):,}",
+        first[:16].replace("T", " "),
+        last[:16].replace("T", " "),
+        ", ".join(sorted(map(str, rows["device"].unique()))),
+        ", ".join(sorted(map(str, settings))),
+        ", ".join(versions) or MISSING,
+        ", ".join(f"{n:.0f}" for n in sorted(rows["threads"].unique())),
+        f"{rows['iterations'].median():.0f}",
+        percent(error),
+    )
+
+
+def _machines(parts: Sequence[Measurements]) -> dict[str, str]:
+    """A description of each machine, by fingerprint."""
+    found: dict[str, str] = {}
+    for part in parts:
+        for name in sorted(set(part.rows["hardware_fingerprint"].astype(str))):
+            facts = part.environments.get(name, {})
+            gpus = [str(gpu) for gpu in facts.get("gpus", ())]
+            words = [*gpus, str(facts.get("cpu", "a machine that is not described"))]
+            if "cores" in facts:
+                words.append(f"{facts['cores']} cores")
+            if facts.get("memory_gib"):
+                words.append(f"{facts['memory_gib']} GiB")
+            found[name] = f"{words[0]} ({', '.join(words[1:])})" if words[1:] else words[0]
+    return found
+
+
+def cost_model_section(data: ReportData) -> Section:
+    """How wrong the cost model is, beside plain baselines and beside the measurements' noise."""
+    anchor, title = "cost-model", "Cost model"
+    folder = data.folder
+    command = module_command(
+        "experiments.train_cost_net",
+        f"measurements=[{folder}/measurements]",
+        f"out={folder}/cost_net",
+    )
+    if data.errors is None:
+        return missing_section(anchor, title, "No cost model was trained here yet.", command)
+    splits: Mapping[str, Any] = data.errors["splits"]
+    split = next((name for name in ("test", "validation", *splits) if name in splits), None)
+    if split is None:
+        return missing_section(anchor, title, "The error report has no split.", command)
+    models = dict(splits[split]["models"])
+    network = str(data.errors["network"])
+    floor = data.errors.get("noise_floor")
+    order = sorted(models, key=lambda name: float(models[name]["total"]["median"]))
+    scores = {name: models[name] for name in order} | ({_FLOOR: floor} if floor else {})
+    pictures = [
+        error_bars(
+            {
+                name: {phase: float(s[phase]["median"]) for phase in ("fwd", "bwd", "total")}
+                for name, s in scores.items()
+            }
+        )
+    ]
+    if data.predictions is not None:
+        for phase in ("fwd", "bwd"):
+            some = data.predictions
+            some = some[(some["kind"] == phase) & (some["split"] == split)]
+            some = some[(some["measured_ms"] > 0) & (some["predicted_ms"] > 0)]
+            if len(some):
+                pictures.append(prediction_scatter(some, phase, split))
+    return Section(
+        anchor=anchor,
+        title=title,
+        takeaway=_cost_model_takeaway(models, network, floor, split),
+        command=command,
+        pictures=tuple(pictures),
+        tables=(_error_table(scores, splits[split]["num_sets"], split),),
+        notes=_collective_notes(data.errors.get("collectives")),
+    )
+
+
+def _cost_model_takeaway(
+    models: Mapping[str, Any], network: str, floor: Mapping[str, Any] | None, split: str
+) -> str:
+    own = float(models[network]["total"]["median"])
+    text = (
+        f"On {split} tables, the {network} predicts compute time with a median relative error "
+        f"of {percent(own)}"
+    )
+    baselines = {name: s for name, s in models.items() if name != network}
+    if baselines:
+        best = min(baselines, key=lambda name: float(baselines[name]["total"]["median"]))
+        value = float(baselines[best]["total"]["median"])
+        relation = "better than" if own < value else "no better than"
+        text += f", {relation} the best baseline ({best}, {percent(value)})"
+    if floor:
+        text += (
+            "; a second measurement differs from the first by "
+            f"{percent(float(floor['total']['median']))}"
+        )
+    return text + "."
+
+
+def _error_table(scores: Mapping[str, Any], num_sets: int, split: str) -> HtmlTable:
+    rows = []
+    for name, score in scores.items():
+        total = score["total"]
+        tau = total.get("tau")
+        rows.append(
+            (
+                name,
+                *(percent(float(score[phase]["median"])) for phase in ("fwd", "bwd", "total")),
+                percent(float(total["mean"])),
+                percent(float(total["p90"])),
+                MISSING if tau is None else ratio(float(tau), 3),
+            )
+        )
+    columns = [Column(title="predictor", numeric=False)]
+    columns += [Column(title=f"{phase}, median") for phase in ("forward", "backward", "total")]
+    columns += [Column(title=t) for t in ("total, mean", "total, 90th percentile", "Kendall's tau")]
+    return HtmlTable(
+        columns=tuple(columns),
+        rows=tuple(rows),
+        caption=f"Relative error against measured time, {count(num_sets, 'shard set')} of the "
+        f"{split} split",
+    )
+
+
+def _collective_notes(facts: Mapping[str, Any] | None) -> tuple[str, ...]:
+    if not facts or "median" not in facts:
+        return ()
+    return (
+        f"All-to-alls, on the {facts.get('num', '')} measurements that were trained on: median "
+        f"relative error {percent(float(facts['median']))}.",
+    )
+
+
+def learning_section(data: ReportData) -> Section:
+    """How the policy got better, relative to the cost-aware greedy."""
+    anchor, title = "learning", "Learning"
+    folder = data.folder
+    command = module_command(
+        "experiments.train_agent",
+        f"cost_model={folder}/cost_net/model",
+        f"out={folder}/agent",
+    )
+    runs = {
+        name: [record for record in records if "validation" in record]
+        for name, records in data.learning.items()
+    }
+    if not runs:
+        return missing_section(anchor, title, "No policy was trained here yet.", command)
+    curves = {
+        name: [
+            (float(r["num_placements"]), float(r["validation"]["objective_ratio"])) for r in records
+        ]
+        for name, records in runs.items()
+    }
+    rows = []
+    for name, records in runs.items():
+        best = _best(records)
+        first = records[0]
+        seconds = [r["seconds"] for r in data.learning[name] if r.get("seconds") is not None]
+        value = best["validation"]
+        rows.append(
+            (
+                name,
+                _ratio_of(first) if first["update"] == 0 else MISSING,
+                _ratio_of(best),
+                f"{best['update']:,}",
+                _ratio_of(records[-1]),
+                f"{records[-1]['update']:,}",
+                f"{value['num_compared']:,}",
+                percent(value.get("share_better"), 0),
+                f"{value['num_failed']:,}",
+                f"{value.get('num_rescued', 0):,}",
+                f"{float(seconds[-1]):,.0f}" if seconds else MISSING,
+            )
+        )
+    columns = [Column(title="run", numeric=False)]
+    columns += [
+        Column(title=t)
+        for t in (
+            "untrained",
+            "best",
+            "at update",
+            "last",
+            "updates",
+            "tasks compared",
+            "better on",
+            "only greedy solves",
+            "only policy solves",
+            "training, s",
+        )
+    ]
+    return Section(
+        anchor=anchor,
+        title=title,
+        takeaway=_learning_takeaway(runs),
+        command=command,
+        pictures=(learning_curves(curves),),
+        tables=(
+            HtmlTable(
+                columns=tuple(columns),
+                rows=tuple(rows),
+                caption="Step time under the cost model over cost_greedy's, geometric mean over "
+                "the validation tasks that both solve (below 1: better)",
+            ),
+        ),
+    )
+
+
+def _best(records: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    return min(records, key=lambda record: float(record["validation"]["objective_ratio"]))
+
+
+def _ratio_of(record: Mapping[str, Any]) -> str:
+    return ratio(float(record["validation"]["objective_ratio"]))
+
+
+def _learning_takeaway(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    name = min(runs, key=lambda n: float(_best(runs[n])["validation"]["objective_ratio"]))
+    best, first = _best(runs[name]), runs[name][0]
+    value = float(best["validation"]["objective_ratio"])
+    whose = "the policy" if len(runs) == 1 else f"the best of {len(runs)} policies ({name})"
+    text = f"After {count(best['update'], 'update')}, {whose} plans for {ratio(value)} times "
+    text += f"cost_greedy's step time on {count(best['validation']['num_compared'], 'task')}"
+    text += " (better)" if value < 1 else " (no better)"
+    if first["update"] == 0 and best is not first:
+        text += f"; untrained it was {_ratio_of(first)}"
+    failed = int(best["validation"]["num_failed"])
+    if failed:
+        text += f", and it fails on {count(failed, 'task')} that cost_greedy solves"
+    return text + "."
