@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -45,6 +44,8 @@ class BagLengths(Enum):
 MAX_NAME_LENGTH = 256
 #: Rows and columns are int64 in every kernel and on disk.
 MAX_COUNT = 2**62
+#: More ids than any bag has; keeps every product with batch and ranks finite.
+MAX_POOLING_FACTOR = 2.0**40
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,13 +95,12 @@ class Table:
         if (
             isinstance(pooling_factor, bool)
             or not isinstance(pooling_factor, int | float)
-            or not math.isfinite(pooling_factor)
-            or pooling_factor < 0
+            or not 0 <= pooling_factor <= MAX_POOLING_FACTOR
         ):
             raise InputError(
                 f"table {self.name!r}: pooling_factor is not usable",
                 got=repr(pooling_factor),
-                allowed="a finite number >= 0",
+                allowed="a finite number >= 0 (up to 2^40)",
             )
         if any(
             not isinstance(feature, str) or not 0 < len(feature) <= MAX_NAME_LENGTH
