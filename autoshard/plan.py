@@ -15,7 +15,7 @@ from typing import Any
 
 from autoshard.distributions import IdDistribution
 from autoshard.errors import InputError, PlanError
-from autoshard.files import fingerprint, read_json, write_text
+from autoshard.files import canonical_json, fingerprint, read_json, write_text
 from autoshard.objective import StepCost
 from autoshard.problem import ShardingProblem, TrainingConfig
 from autoshard.shards import Shard, ShardingType, ShardSlice
@@ -230,7 +230,9 @@ def _object(value: Any, what: str, keys: set[str], optional: set[str]) -> Mappin
 
 
 def _parse_plan(value: Any) -> ShardingPlan:
-    if isinstance(value, Mapping) and value.get("version", PLAN_VERSION) != PLAN_VERSION:
+    if isinstance(value, Mapping) and (
+        isinstance(value.get("version"), bool) or value.get("version", PLAN_VERSION) != PLAN_VERSION
+    ):
         raise PlanError(
             "the plan's version is not known",
             got=value["version"],
@@ -278,6 +280,10 @@ def _object_or_empty(value: Any) -> Mapping[str, Any]:
         return {}
     if not isinstance(value, Mapping):
         raise PlanError("provenance must be an object", got=repr(value)[:80])
+    try:
+        canonical_json(value)
+    except ValueError as error:
+        raise PlanError("provenance holds a number that is not finite") from error
     return value
 
 
@@ -288,8 +294,14 @@ def _parse_cost(value: Any) -> PlanCost | None:
     optional = {}
     for name in ("lower_bound_ms", "best_known_ms"):
         number = value.get(name)
-        if number is not None and not isinstance(number, int | float):
-            raise PlanError(f"cost.{name} is not a number", got=repr(number))
+        if number is not None and (
+            isinstance(number, bool)
+            or not isinstance(number, int | float)
+            or not 0 <= number < float("inf")
+        ):
+            raise PlanError(
+                f"cost.{name} is not usable", got=repr(number)[:80], allowed="a finite number >= 0"
+            )
         optional[name] = None if number is None else float(number)
     return PlanCost(step=step, **optional)
 
