@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -55,8 +55,7 @@ class TrainingConfig:
             if (
                 isinstance(value, bool)
                 or not isinstance(value, int | float)
-                or not math.isfinite(value)
-                or value < 0
+                or not 0 <= value <= sys.float_info.max  # also of integers too large for a float
             ):
                 raise InputError(
                     f"{name} is not usable", got=repr(value), allowed="a finite number >= 0"
