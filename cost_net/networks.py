@@ -23,6 +23,10 @@ from torch import Tensor, nn
 from autoshard.features import NUM_SHARD_FEATURES, NUM_WORK_FEATURES
 
 NUM_PHASES = 2
+#: Limits of a set's factor φ. Wider ones ([0.6, 1.6]) predicted unseen tables no better on
+#: 2,800 measured CPU sets, and narrower ones ([0.9, 1.1]) a little worse; the lower bound of a
+#: plan is proportional to the first.
+PHI_LIMITS = (0.85, 1.2)
 NUM_OTHER = NUM_SHARD_FEATURES - NUM_WORK_FEATURES
 
 
@@ -85,7 +89,7 @@ class AdditiveNet(nn.Module):
         self.raw_overhead_P = nn.Parameter(torch.full((NUM_PHASES,), -4.0))
         self.register_buffer("work_scale", torch.ones(NUM_WORK_FEATURES))
         # φ per phase: row 0 the least, row 1 the most.
-        self.register_buffer("phi_limits", torch.tensor([[0.6, 0.6], [1.6, 1.6]]))
+        self.register_buffer("phi_limits", torch.tensor([list(PHI_LIMITS)] * NUM_PHASES).T.clone())
 
     def fit_statistics(self, features_SF: Tensor) -> None:
         """Take scales from the training shards."""

@@ -27,8 +27,6 @@ FloatArray = NDArray[np.float64]
 #: Called with (epoch, number of epochs, metrics) after each epoch.
 OnEpoch = Callable[[int, int, Mapping[str, float]], None]
 HUBER_DELTA = 0.1
-#: φ is clamped to the range it took on training and validation sets, widened by this share.
-PHI_MARGIN = 0.02
 
 
 class NetworkKind(Enum):
@@ -209,7 +207,7 @@ def _inverse_softplus(values: FloatArray) -> Tensor:
 
 
 def _tighten(network: AdditiveNet, batches: list[Batch]) -> None:
-    """Clamp φ to the range it took on known sets: a tighter bound at no loss of accuracy."""
+    """Clamp φ to the range it took on known sets: the bound may only get tighter."""
     seen: list[Tensor] = []
     inner = network.phi
 
@@ -225,8 +223,8 @@ def _tighten(network: AdditiveNet, batches: list[Batch]) -> None:
     finally:
         del network.phi
     values = torch.cat(seen)
-    network.phi_limits[0] = values.min(dim=0).values * (1 - PHI_MARGIN)
-    network.phi_limits[1] = values.max(dim=0).values * (1 + PHI_MARGIN)
+    network.phi_limits[0] = values.min(dim=0).values
+    network.phi_limits[1] = values.max(dim=0).values
 
 
 def train_collective(data: CollectiveData, config: CostNetConfig) -> CollectiveNet:
