@@ -62,6 +62,12 @@ _VALIDATION = {
     "extrapolated": _NUMBER,
     "oversubscribed": _NUMBER,
 }
+#: Where artifacts lie in a run folder.
+_ARTIFACTS = {
+    "tables": ("tables.csv",),
+    "cost_model": ("cost_net/model", "model"),
+    "policy": ("agent/policy", "policy"),
+}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -94,6 +100,13 @@ class ReportData:
     evaluation: pd.DataFrame | None = None
     transfer: pd.DataFrame | None = None
     validation: pd.DataFrame | None = None
+    artifacts: Mapping[str, str] = field(default_factory=dict)
+    """Paths of what commands can use: `tables`, `cost_model`, `policy`, where they exist."""
+
+    def option(self, name: str, form: str | None = None) -> tuple[str, ...]:
+        """The option that passes an artifact to an experiment; () where there is none."""
+        path = self.artifacts.get(name)
+        return () if path is None else ((form or f"{name}={{}}").format(path),)
 
 
 def load_report_data(folder: str | Path) -> ReportData:
@@ -127,6 +140,11 @@ def load_report_data(folder: str | Path) -> ReportData:
         evaluation=_found_table(root, "evaluation", "evaluation", _EVALUATION),
         transfer=_found_table(root, "transfer", "transfer", _TRANSFER),
         validation=pd.concat(validations, ignore_index=True) if validations else None,
+        artifacts={
+            name: str(path)
+            for name, places in _ARTIFACTS.items()
+            if (path := _first(root, *places)) is not None
+        },
     )
 
 

@@ -10,6 +10,7 @@ import pandas as pd
 from autoshard.report.svg import (
     INK,
     Picture,
+    byte_ticks,
     color,
     legend,
     marker,
@@ -19,12 +20,22 @@ from autoshard.report.svg import (
     style,
 )
 
+#: A scatter plot shows no more points than this.
+MAX_POINTS = 600
 _PHASES = {"fwd": "forward", "bwd": "backward", "total": "total"}
-_PHASE_COLORS = ("#56b4e9", "#0072b2", "#8c8c8c")
+_PHASE_COLORS = ("#009e73", "#0072b2", "#8c8c8c")
+
+
+def thinned(rows: pd.DataFrame) -> pd.DataFrame:
+    """At most `MAX_POINTS` rows, evenly picked, so that the page stays small."""
+    if len(rows) <= MAX_POINTS:
+        return rows
+    return rows.iloc[np.linspace(0, len(rows) - 1, MAX_POINTS).round().astype(int)]
 
 
 def kernel_times(rows: pd.DataFrame) -> Picture:
     """Measured forward and backward time over the number of shards measured together."""
+    rows = thinned(rows)
     with style():
         figure, axes = new_axes()
         generator = np.random.default_rng(0)  # jitter only: many sets share a count
@@ -54,6 +65,7 @@ def kernel_times(rows: pd.DataFrame) -> Picture:
 
 def collective_times(rows: pd.DataFrame) -> Picture:
     """Measured transfer time of all-to-alls over the bytes that the busiest rank sends."""
+    rows = thinned(rows)
     with style():
         figure, axes = new_axes()
         for index, (world_size, some) in enumerate(rows.groupby("world_size")):
@@ -70,8 +82,8 @@ def collective_times(rows: pd.DataFrame) -> Picture:
                 label=f"{world_size:.0f} ranks" + (", oversubscribed" if oversubscribed else ""),
             )
         plain_log_ticks(axes, y=True)
-        axes.set_xscale("log")
-        axes.set_xlabel("bytes sent by the busiest rank")
+        byte_ticks(axes)
+        axes.set_xlabel("sent by the busiest rank")
         axes.set_ylabel("measured all-to-all, ms")
         legend(axes, columns=2)
         svg = render(figure, "collectives")
@@ -90,6 +102,7 @@ def prediction_scatter(predictions: pd.DataFrame, phase: str, split: str) -> Pic
         phase: `fwd` or `bwd`.
         split: for the text only.
     """
+    predictions = thinned(predictions)
     with style():
         figure, axes = new_axes()
         axes.scatter(
@@ -142,33 +155,39 @@ def error_bars(models: Mapping[str, Mapping[str, float]]) -> Picture:
     return Picture(svg=svg, alt=f"Median relative error of the total by predictor: {cells}.")
 
 
-def learning_curves(runs: Mapping[str, Sequence[tuple[float, float]]]) -> Picture:
+def learning_curves(
+    runs: Mapping[str, Sequence[tuple[float, float]]], *, top: float | None = None
+) -> Picture:
     """Validation objective over the greedy's by training progress, one line per run.
 
     Args:
         runs: by name, (placements made, objective ratio), the first one untrained.
+        top: cut the picture off there, to show how the end goes.
     """
     with style():
-        figure, axes = new_axes(6.4, 3.4)
+        figure, axes = new_axes()
         for index, (name, points) in enumerate(runs.items()):
             x, y = zip(*points, strict=True)
             axes.plot(x, y, color=color(index), linewidth=1.6, label=name)
             axes.plot(x[1:], y[1:], ".", color=color(index), markersize=4)
-            if x[0] == 0:
+            if x[0] == 0 and top is None:
                 axes.plot(
                     x[0], y[0], "o", color=color(index), fillstyle="none", clip_on=False,
                     label="untrained" if index == 0 else None,
                 )  # fmt: skip
         axes.axhline(1.0, color=INK, linewidth=0.9, linestyle="--", label="cost_greedy")
         values = np.array([ratio for points in runs.values() for _, ratio in points])
-        if values.max() / values.min() > 1.5:
+        if top is not None:
+            low = min(float(values.min()), 1.0)
+            axes.set_ylim(low - 0.08 * (top - low), top + 0.08 * (top - low))
+        elif values.max() / values.min() > 1.5:
             plain_log_ticks(axes, y=True)
             axes.set_yticks(_ratio_ticks(float(values.min()), float(values.max())))
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-        axes.set_xlabel("placements made in training")
-        axes.set_ylabel("step time / cost_greedy")
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value / 1000:,.6g}")
+        axes.set_xlabel("thousand placements made in training")
+        axes.set_ylabel("step time / cost_greedy" + ("" if top is None else ", enlarged"))
         legend(axes)
-        svg = render(figure, "learning")
+        svg = render(figure, "learning" if top is None else "learning-near")
     ends = "; ".join(
         f"{name} from {points[0][1]:.3f} to {points[-1][1]:.3f}" for name, points in runs.items()
     )
@@ -176,6 +195,16 @@ def learning_curves(runs: Mapping[str, Sequence[tuple[float, float]]]) -> Pictur
         svg=svg,
         alt=f"Learning curve: step time on validation tasks relative to cost_greedy; {ends}.",
     )
+
+
+def top_of_later_part(runs: Mapping[str, Sequence[tuple[float, float]]]) -> float | None:
+    """Where to cut the curves off to see their later three quarters; None if that hides nothing."""
+    later = [r for points in runs.values() for _, r in points[max(1, len(points) // 4) :]]
+    everything = [r for points in runs.values() for _, r in points]
+    if len(later) < 3:
+        return None
+    top = max(1.0, *later)
+    return top if max(everything) > 1.1 * top else None
 
 
 def _ratio_ticks(low: float, high: float) -> list[float]:

@@ -1,19 +1,16 @@
-"""The report's sections about what was measured and learned: timings, cost model, policy."""
+"""The report's sections about what was learned: the cost model and the policy."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from autoshard.report.data import Measurements, ReportData
+from autoshard.report.data import ReportData
 from autoshard.report.learning_figures import (
-    collective_times,
     error_bars,
-    kernel_times,
     learning_curves,
     prediction_scatter,
+    top_of_later_part,
 )
 from autoshard.report.sections import (
     MISSING,
@@ -21,7 +18,6 @@ from autoshard.report.sections import (
     HtmlTable,
     Section,
     count,
-    listed,
     missing_section,
     module_command,
     percent,
@@ -29,109 +25,6 @@ from autoshard.report.sections import (
 )
 
 _FLOOR = "a second measurement"
-
-
-def measurement_section(data: ReportData) -> Section:
-    """What was measured, when, on which hardware, and how repeatable it is."""
-    anchor, title = "measurements", "Measurements"
-    command = module_command("experiments.measure", f"out={data.folder}/measurements")
-    parts = [part for part in (data.kernels, data.collectives) if part is not None]
-    if not parts or all(part.rows.empty for part in parts):
-        return missing_section(anchor, title, "No measurements here yet.", command)
-    pictures, rows, said, notes = [], [], [], []
-    if data.kernels is not None and not data.kernels.rows.empty:
-        kernels = data.kernels.rows
-        pictures.append(kernel_times(kernels))
-        repeats = int((kernels["pass"] > 0).sum())
-        said.append(f"{count(len(kernels) - repeats, 'shard set')}")
-        if repeats:
-            notes.append(f"{count(repeats, 'shard set')} measured a second time, to see the noise.")
-        error = float(np.nanmedian(kernels[["fwd_relative_error", "bwd_relative_error"]]))
-        rows.append(
-            _measurement_row("kernels", data.kernels, error, kernels["cache"].unique().tolist())
-        )
-    if data.collectives is not None and not data.collectives.rows.empty:
-        collectives = data.collectives.rows
-        pictures.append(collective_times(collectives))
-        said.append(f"{count(len(collectives), 'all-to-all')}")
-        error = float(np.nanmedian(collectives["transfer_relative_error"]))
-        rows.append(
-            _measurement_row(
-                "all-to-alls", data.collectives, error, collectives["backend"].unique().tolist()
-            )
-        )
-        over = int(collectives["oversubscribed"].sum())
-        if over:
-            notes.append(
-                f"Oversubscribed: {over} of {count(len(collectives), 'all-to-all')} had more "
-                "ranks than cores (drawn hollow)."
-            )
-    machines = _machines(parts)
-    takeaway = f"{listed(said)} were measured on {listed(list(machines.values()))}"
-    takeaway += f"; the medians' standard error is {rows[0][-1]} for half of the {rows[0][0]}."
-    if len(machines) > 1:
-        notes.insert(0, f"These rows come from {len(machines)} different machines.")
-    columns = [Column(title="kind", numeric=False), Column(title="rows")]
-    columns += [
-        Column(title=name, numeric=False)
-        for name in ("measured from", "to (UTC)", "device", "setting", "versions")
-    ]
-    columns += [Column(title="threads"), Column(title="iterations"), Column(title="std. error")]
-    return Section(
-        anchor=anchor,
-        title=title,
-        takeaway=takeaway[0].upper() + takeaway[1:],
-        command=command,
-        pictures=tuple(pictures),
-        tables=(HtmlTable(columns=tuple(columns), rows=tuple(rows)),),
-        notes=tuple(notes),
-    )
-
-
-def _measurement_row(
-    kind: str, part: Measurements, error: float, settings: Sequence[object]
-) -> tuple[str, ...]:
-    rows = part.rows
-    software = [
-        part.environments.get(name, {}) for name in sorted(set(rows["software_fingerprint"]))
-    ]
-    versions = sorted(
-        {
-            f"{package} {facts[package]}"
-            for facts in software
-            for package in ("torch", "fbgemm-gpu", "fbgemm-gpu-cpu")
-            if package in facts
-        }
-    )
-    first, last = rows["measured_at"].astype(str).min(), rows["measured_at"].astype(str).max()
-    return (
-        kind,
-        f"{len(rows):,}",
-        first[:16].replace("T", " "),
-        last[:16].replace("T", " "),
-        ", ".join(sorted(map(str, rows["device"].unique()))),
-        ", ".join(sorted(map(str, settings))),
-        ", ".join(versions) or MISSING,
-        ", ".join(f"{n:.0f}" for n in sorted(rows["threads"].unique())),
-        f"{rows['iterations'].median():.0f}",
-        percent(error),
-    )
-
-
-def _machines(parts: Sequence[Measurements]) -> dict[str, str]:
-    """A description of each machine, by fingerprint."""
-    found: dict[str, str] = {}
-    for part in parts:
-        for name in sorted(set(part.rows["hardware_fingerprint"].astype(str))):
-            facts = part.environments.get(name, {})
-            gpus = [str(gpu) for gpu in facts.get("gpus", ())]
-            words = [*gpus, str(facts.get("cpu", "a machine that is not described"))]
-            if "cores" in facts:
-                words.append(f"{facts['cores']} cores")
-            if facts.get("memory_gib"):
-                words.append(f"{facts['memory_gib']} GiB")
-            found[name] = f"{words[0]} ({', '.join(words[1:])})" if words[1:] else words[0]
-    return found
 
 
 def cost_model_section(data: ReportData) -> Section:
@@ -241,9 +134,7 @@ def learning_section(data: ReportData) -> Section:
     anchor, title = "learning", "Learning"
     folder = data.folder
     command = module_command(
-        "experiments.train_agent",
-        f"cost_model={folder}/cost_net/model",
-        f"out={folder}/agent",
+        "experiments.train_agent", *data.option("cost_model"), f"out={folder}/agent"
     )
     runs = {
         name: [record for record in records if "validation" in record]
@@ -257,6 +148,9 @@ def learning_section(data: ReportData) -> Section:
         ]
         for name, records in runs.items()
     }
+    pictures = [learning_curves(curves)]
+    if (top := top_of_later_part(curves)) is not None:
+        pictures.append(learning_curves(curves, top=top))
     rows = []
     for name, records in runs.items():
         best = _best(records)
@@ -299,7 +193,7 @@ def learning_section(data: ReportData) -> Section:
         title=title,
         takeaway=_learning_takeaway(runs),
         command=command,
-        pictures=(learning_curves(curves),),
+        pictures=tuple(pictures),
         tables=(
             HtmlTable(
                 columns=tuple(columns),
@@ -326,7 +220,10 @@ def _learning_takeaway(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     whose = "the policy" if len(runs) == 1 else f"the best of {len(runs)} policies ({name})"
     text = f"After {count(best['update'], 'update')}, {whose} plans for {ratio(value)} times "
     text += f"cost_greedy's step time on {count(best['validation']['num_compared'], 'task')}"
-    text += " (better)" if value < 1 else " (no better)"
+    better = best["validation"].get("share_better")
+    text += ", which is lower" if value < 1 else ", which is no lower"
+    if better is not None:
+        text += f", and better on {percent(float(better), 0)} of them"
     if first["update"] == 0 and best is not first:
         text += f"; untrained it was {_ratio_of(first)}"
     failed = int(best["validation"]["num_failed"])

@@ -1,7 +1,7 @@
 """Writes the report: one HTML file with everything in it, that loads nothing from elsewhere.
 
 The last stop of the flow: what a run folder holds (`data`), told section by section
-(`plan_sections`, `model_sections`, `unseen_sections`) and set by `templates/report.html.j2`.
+(`…_section.py`) and set by `templates/report.html.j2`.
 """
 
 from __future__ import annotations
@@ -14,15 +14,14 @@ from markupsafe import Markup
 
 from autoshard.files import write_text
 from autoshard.report.data import ReportData, load_report_data
-from autoshard.report.model_sections import (
-    cost_model_section,
-    learning_section,
-    measurement_section,
-)
-from autoshard.report.plan_sections import rank_section, summary_section, validation_section
+from autoshard.report.measurement_section import measurement_section
+from autoshard.report.model_sections import cost_model_section, learning_section
+from autoshard.report.rank_section import rank_section
 from autoshard.report.sections import Section, module_command
+from autoshard.report.summary_section import summary_section
 from autoshard.report.svg import Picture
 from autoshard.report.unseen_sections import evaluation_section, transfer_section
+from autoshard.report.validation_section import validation_section
 
 __all__ = ["ReportData", "load_report_data", "render_report", "report_sections", "write_report"]
 

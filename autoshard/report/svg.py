@@ -17,7 +17,7 @@ from typing import Any
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 #: Okabe & Ito's palette without black, and without yellow, which is faint on white.
 PALETTE = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#8c8c8c")
@@ -108,6 +108,21 @@ def plain_log_ticks(axes: Axes, *, x: bool = False, y: bool = False) -> None:
             axis.set_minor_formatter(NullFormatter())
 
 
+def byte_ticks(axes: Axes) -> None:
+    """A logarithmic x axis of bytes, labelled 1, 32, 1 Ki, 32 Ki and so on."""
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(LogLocator(base=32))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _binary(value)))
+    axes.xaxis.set_minor_locator(NullLocator())
+
+
+def _binary(value: float) -> str:
+    for prefix, size in (("Gi", 2**30), ("Mi", 2**20), ("Ki", 2**10)):
+        if value >= size:
+            return f"{value / size:g} {prefix}B"
+    return f"{value:g} B"
+
+
 def render(figure: Figure, key: str) -> str:
     """The figure as an `<svg>` element.
 
@@ -125,6 +140,8 @@ def render(figure: Figure, key: str) -> str:
     text = re.sub(r"url\(#", f"url(#{key}-", text)
     text = re.sub(r'href="#', f'href="#{key}-', text)
     text = text.replace(INK, "currentColor")
+    # Dark blue is hard to see on a dark page, which therefore sets a lighter one.
+    text = text.replace(PALETTE[0], f"var(--series-blue, {PALETTE[0]})")
     # Only the view box: the page decides how wide it is.
     head, bar, rest = text.partition(">")
     head = re.sub(r' (?:width|height|version|xmlns:xlink)="[^"]*"', "", head)

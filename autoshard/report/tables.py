@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from rich.table import Table as RichTable
 
+from autoshard.objective import CostSource
 from autoshard.planning import SharderResult
 
 
@@ -16,7 +17,9 @@ class ComparisonRow:
 
     sharder: str
     predicted_ms: float | None
-    """None if it found no plan."""
+    """What the cost model says; None if it found no plan."""
+    source: CostSource = CostSource.PREDICTED
+    """Of `predicted_ms`: a model that was not fitted to measurements simulates."""
     measured_ms: float | None = None
     """None if its plan was not run."""
     lower_bound_ms: float | None = None
@@ -35,6 +38,7 @@ def comparison_rows(results: Sequence[SharderResult]) -> list[ComparisonRow]:
             ComparisonRow(
                 sharder=result.sharder,
                 predicted_ms=None if cost is None else cost.step.step_ms,
+                source=CostSource.PREDICTED if cost is None else cost.step.source,
                 lower_bound_ms=None if cost is None else cost.lower_bound_ms,
                 best_known_ms=None if cost is None else cost.best_known_ms,
                 planning_time_s=result.planning_time_s,
@@ -46,19 +50,29 @@ def comparison_rows(results: Sequence[SharderResult]) -> list[ComparisonRow]:
 
 
 def comparison_table(rows: Sequence[ComparisonRow]) -> RichTable:
-    """The comparison, fastest prediction first; a measured column only if something was run."""
+    """The comparison, fastest prediction first; a column for each source of costs that occurs.
+
+    The measured column, of plans that were run, is there only if something was run.
+    """
+    sources = [s for s in CostSource if any(r.source is s for r in rows if r.predicted_ms)]
+    sources = sources or [CostSource.PREDICTED]
     measured = any(row.measured_ms is not None for row in rows)
     extrapolated = any(row.extrapolated for row in rows)
     table = RichTable(title="Sharders compared")
     table.add_column("sharder")
-    table.add_column("step ms\npredicted", justify="right")
+    for source in sources:
+        table.add_column(f"step ms\n{source.value}", justify="right")
     if measured:
-        table.add_column("step ms\nmeasured", justify="right")
+        table.add_column("run, ms\nmeasured", justify="right")
     for column in ("above the\nlower bound", "above the\nbest known", "planning\ns"):
         table.add_column(column, justify="right")
     order = sorted(rows, key=lambda r: (r.predicted_ms is None, r.predicted_ms or 0.0))
     for row in order:
-        cells = [row.sharder, "infeasible" if row.infeasible else _ms(row.predicted_ms)]
+        cells = [row.sharder]
+        for number, source in enumerate(sources):
+            own = row.source is source and not row.infeasible
+            infeasible = row.infeasible and number == 0
+            cells.append("infeasible" if infeasible else _ms(row.predicted_ms if own else None))
         if measured:
             cells.append(_ms(row.measured_ms))
         cells += [

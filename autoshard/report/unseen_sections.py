@@ -114,8 +114,8 @@ def evaluation_section(data: ReportData) -> Section:
     folder = data.folder
     command = module_command(
         "experiments.evaluate",
-        f"cost_model={folder}/cost_net/model",
-        f"policies={{0: {folder}/agent/policy}}",
+        *data.option("cost_model"),
+        *data.option("policy", "policies={{0: {}}}"),
         f"out={folder}/evaluation",
     )
     if data.evaluation is None:
@@ -223,9 +223,11 @@ def transfer_section(data: ReportData) -> Section:
     anchor, title = "transfer", "Transfer"
     folder = data.folder
     command = module_command(
-        "experiments.transfer", f"policies={{home: {folder}/agent/policy}}",
-        f"cost_model={folder}/cost_net/model", f"out={folder}/transfer",
-    )  # fmt: skip
+        "experiments.transfer",
+        *data.option("policy", "policies={{home: {}}}"),
+        *data.option("cost_model"),
+        f"out={folder}/transfer",
+    )
     if data.transfer is None:
         return missing_section(anchor, title, "Transfer was not evaluated here yet.", command)
     frame = data.transfer
