@@ -150,10 +150,11 @@ def _report(message: str, *, show_cause: bool = True) -> None:
 
 def _report_usage(error: Exception) -> int:
     context = getattr(error, "ctx", None)
-    if type(error).__name__ == "NoArgsIsHelpError":
-        print(error, file=sys.stderr)
-        return EXIT_INPUT
     message = error.format_message() if hasattr(error, "format_message") else str(error)
+    if type(error).__name__ == "NoArgsIsHelpError":  # the help is the message
+        if message:
+            print(message, file=sys.stderr)
+        return EXIT_INPUT
     path = context.command_path if context is not None else "autoshard"
     _report(f"{message.rstrip('.')}; remedy: see '{path} --help'", show_cause=False)
     return EXIT_INPUT

@@ -81,7 +81,9 @@ def parse_gib(text: str, option: str) -> int:
         value = Decimal("NaN")
     if not value.is_finite() or not 0 <= value <= MAX_GIB:
         raise InputError(
-            f"{option} is not usable", got=repr(text), allowed=f"numbers of GiB, 0 to {MAX_GIB}"
+            f"{option} is not usable",
+            got=repr(text),
+            allowed=f"numbers of GiB, up to {MAX_GIB}",
         )
     return int(value * _GIB)
 
@@ -94,7 +96,7 @@ def parse_hbm_gib(text: str, world_size: int) -> tuple[int, ...]:
     """
     values = tuple(parse_gib(part, "--hbm-gib") for part in text.split(","))
     if min(values) == 0:
-        raise InputError("--hbm-gib is not usable", got=repr(text), allowed="numbers of GiB > 0")
+        raise InputError("a rank without memory", got=f"--hbm-gib {text}", allowed="more than 0")
     if len(values) == 1:
         return values * world_size
     if len(values) != world_size:
