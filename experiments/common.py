@@ -13,9 +13,11 @@ import logging
 import os
 import secrets
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from types import UnionType
+from typing import Any, TypeVar, cast, get_args, get_type_hints
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
@@ -98,9 +100,10 @@ def to_dataclass(schema: type[C], values: dict[str, Any]) -> C:
     Raises:
         InputError: a value has the wrong type or is refused by the schema, or a key is unknown.
     """
+    _forbid_unknown(schema, values, "")
     adapter = TypeAdapter(schema)
     try:
-        return adapter.validate_python(_forbid_unknown(schema, values))
+        return adapter.validate_python(values)
     except ValidationError as error:
         first = error.errors()[0]
         cause = first.get("ctx", {}).get("error")
@@ -111,19 +114,38 @@ def to_dataclass(schema: type[C], values: dict[str, Any]) -> C:
         raise InputError(f"{where}: {first['msg']}", got=repr(first.get("input"))[:80]) from error
 
 
-def _forbid_unknown(schema: type, values: dict[str, Any]) -> dict[str, Any]:
-    """Refuse keys that the dataclass does not have, which pydantic would drop."""
-    fields = getattr(schema, "__dataclass_fields__", None)
-    if fields is None:
-        return values
-    for key in values:
-        if key not in fields:
-            raise InputError(
-                f"unknown configuration key {key!r}",
-                allowed=", ".join(fields),
-                remedy=did_you_mean(key, fields),
-            )
-    return values
+def _forbid_unknown(kind: Any, values: Any, where: str) -> None:
+    """Refuse keys that a dataclass does not have, at any depth; pydantic would drop them.
+
+    Args:
+        kind: the type of `values`: a dataclass, a container of them, or anything else.
+        values: plain values.
+        where: the dotted place, with a dot behind it.
+    """
+    if is_dataclass(kind) and isinstance(values, Mapping):
+        hints = get_type_hints(kind)
+        names = [field.name for field in fields(kind)]
+        for key, value in values.items():
+            if key not in names:
+                raise InputError(
+                    f"unknown configuration key {f'{where}{key}'!r}",
+                    allowed=", ".join(names),
+                    remedy=did_you_mean(key, names),
+                )
+            _forbid_unknown(hints[key], value, f"{where}{key}.")
+        return
+    inner = [argument for argument in get_args(kind) if argument not in (Ellipsis, type(None))]
+    if isinstance(kind, UnionType) and len(inner) == 1:
+        _forbid_unknown(inner[0], values, where)
+        return
+    if not inner:
+        return
+    if isinstance(values, Mapping):
+        for key, value in values.items():
+            _forbid_unknown(inner[-1], value, f"{where}{key}.")
+    elif isinstance(values, list | tuple):
+        for index, value in enumerate(values):
+            _forbid_unknown(inner[min(index, len(inner) - 1)], value, f"{where}{index}.")
 
 
 def check_overrides(name: str, arguments: list[str]) -> None:

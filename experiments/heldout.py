@@ -51,8 +51,16 @@ def held_out_tasks(
     """Draw every problem of every setting; each depends on the seed and its own numbers only.
 
     Raises:
-        InputError: the pool has fewer tables than a problem needs.
+        InputError: two settings have the same counts, so that their problems would share names,
+            or the pool has fewer tables than a problem needs.
     """
+    names = [setting.name for setting in settings]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise InputError(
+            "two settings have the same numbers of tables and ranks",
+            got=", ".join(twice),
+            remedy="give each its own counts, or more num_tasks to one of them",
+        )
     for setting in settings:
         distribution = TaskDistribution(
             num_tables=(setting.num_tables, setting.num_tables),
