@@ -245,7 +245,7 @@ def _difference(planned: Table, given: Table, *, by_hand: bool) -> str:
     if by_hand and planned.ids == type(planned.ids)():
         keys = [key for key in keys if key not in ("ids", "bag_lengths")]
     return ", ".join(
-        f"{key} differs" if key == "ids" else f"{key} {_shown(then[key])} -> {_shown(now[key])}"
+        f"{key} differ" if key == "ids" else f"{key} {_shown(then[key])} -> {_shown(now[key])}"
         for key in keys
         if then[key] != now[key]
     )
