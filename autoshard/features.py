@@ -83,18 +83,17 @@ def shard_features(
             load.unique_rows,
             load.unique_rows * cols,
         )
-        logs = np.log1p(
-            (
-                slice_.num_rows,
-                slice_.num_cols,
-                load.weights_bytes,
-                bags,
-                load.lookups,
-                load.unique_rows,
-                per_bag,
-                per_unique,
-            )
+        sizes = (
+            slice_.num_rows,
+            slice_.num_cols,
+            load.weights_bytes,
+            bags,
+            load.lookups,
+            load.unique_rows,
+            per_bag,
+            per_unique,
         )
+        logs = np.log1p(np.array(sizes, dtype=np.float64))  # bytes may go beyond int64
         flags = (
             table.pooling is PoolingType.MEAN,
             table.weighted,
