@@ -33,6 +33,20 @@ IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 SPLITS = ("train", "validation", "test")
 PHASES = ("fwd", "bwd")
+#: One in so many all-to-alls of a world size is kept for the error report.
+HELD_OUT_EVERY = 5
+
+
+def shard_rows(num_shards_N: IntArray, rows: IntArray) -> tuple[IntArray, IntArray]:
+    """Where the shards of chosen sets stand, if the shards of all sets stand one after another.
+
+    Returns:
+        The shards' row numbers, set by set, and how many each chosen set has.
+    """
+    starts = np.cumsum(num_shards_N) - num_shards_N
+    counts = num_shards_N[rows]
+    shift = starts[rows] - (np.cumsum(counts) - counts)
+    return np.repeat(shift, counts) + np.arange(int(counts.sum())), counts
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -46,7 +60,7 @@ class KernelData:
     """Measured forward and backward, > 0."""
     split_N: NDArray[np.str_]
     index_N: IntArray
-    """Number of the draw: a set that was measured twice has two rows with one number."""
+    """Number of the shard set: one that was measured twice has two rows with one number."""
     optimizer: Optimizer
     tables: Mapping[str, frozenset[str]]
     """Names of the tables of each split."""
@@ -63,13 +77,11 @@ class KernelData:
 
     def of(self, chosen_N: BoolArray | IntArray) -> KernelData:
         """Some of the sets, in the order given."""
-        rows = np.flatnonzero(chosen_N) if chosen_N.dtype == bool else np.asarray(chosen_N)
-        starts = np.concatenate([[0], np.cumsum(self.num_shards_N)])
-        shards = [np.arange(starts[row], starts[row + 1]) for row in rows]
-        flat = np.concatenate(shards) if shards else np.zeros(0, dtype=np.int64)
+        rows = np.arange(self.num_sets, dtype=np.int64)[chosen_N]
+        flat, counts = shard_rows(self.num_shards_N, rows)
         return KernelData(
             features_SF=self.features_SF[flat],
-            set_S=np.repeat(np.arange(len(rows)), [len(shard) for shard in shards]),
+            set_S=np.repeat(np.arange(len(rows)), counts),
             time_ms_NP=self.time_ms_NP[rows],
             split_N=self.split_N[rows],
             index_N=self.index_N[rows],
@@ -112,6 +124,8 @@ class CollectiveData:
     traffic_MC: FloatArray
     time_ms_M: FloatArray
     oversubscribed_M: BoolArray
+    test_M: BoolArray
+    """Held out: about a fifth of each world size. Exchanges share no tables to split by."""
 
     @property
     def world_sizes(self) -> tuple[int, ...]:
@@ -124,6 +138,7 @@ class CollectiveData:
             traffic_MC=self.traffic_MC[chosen_M],
             time_ms_M=self.time_ms_M[chosen_M],
             oversubscribed_M=self.oversubscribed_M[chosen_M],
+            test_M=self.test_M[chosen_M],
         )
 
 
@@ -168,7 +183,10 @@ def kernel_data(frame: pd.DataFrame) -> KernelData:
         set_S=np.concatenate(set_S),
         time_ms_NP=frame[["fwd_ms", "bwd_ms"]].to_numpy(dtype=np.float64),
         split_N=frame["split"].to_numpy(dtype=str),
-        index_N=frame["index"].to_numpy(dtype=np.int64),
+        # Draws are numbered within a protocol: two folders both begin at 0.
+        index_N=np.asarray(
+            frame.groupby(["protocol", "hardware_fingerprint", "index"]).ngroup(), dtype=np.int64
+        ),
         optimizer=parse_optimizer(optimizers[0]),
         tables={name: frozenset(names) for name, names in tables.items()},
     )
@@ -177,10 +195,16 @@ def kernel_data(frame: pd.DataFrame) -> KernelData:
 def collective_data(frame: pd.DataFrame) -> CollectiveData:
     """Turn rows of all-to-alls into arrays; empty exchanges are left out."""
     frame = frame[frame["total_bytes"] > 0]
+    test_M = np.zeros(len(frame), dtype=bool)
+    shuffle = np.random.default_rng(0)
+    for size in np.unique(frame["world_size"]):
+        rows = shuffle.permutation(np.flatnonzero(frame["world_size"] == size))
+        test_M[rows[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY]] = True
     return CollectiveData(
         traffic_MC=frame[list(TRAFFIC_FEATURES)].to_numpy(dtype=np.float64),
         time_ms_M=frame["transfer_ms"].to_numpy(dtype=np.float64),
         oversubscribed_M=frame["oversubscribed"].to_numpy(dtype=bool),
+        test_M=test_M,
     )
 
 
@@ -201,9 +225,15 @@ def load_measurements(folders: Sequence[str | Path]) -> MeasuredData:
     )
     kernels = kernel_data(kernel_frame)
     kernels.check_disjoint()
+    collectives = collective_data(collective_frame)
+    if len(collectives.time_ms_M) == 0:
+        raise InputError(
+            "there are no measurements of all-to-alls",
+            remedy="measure with collectives.num_collectives > 0",
+        )
     return MeasuredData(
         kernels=kernels,
-        collectives=collective_data(collective_frame),
+        collectives=collectives,
         facts={
             "num_kernel_rows": len(kernel_frame),
             "num_collective_rows": len(collective_frame),

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from rich.table import Table as RichTable
 from scipy.stats import kendalltau
 
-from cost_net.dataset import PHASES, KernelData
+from cost_net.dataset import PHASES, SPLITS, KernelData
 
 FloatArray = NDArray[np.float64]
 QUANTITIES = (*PHASES, "total")
@@ -79,13 +79,14 @@ def noise_floor(data: KernelData) -> dict[str, Any] | None:
     return {"num_pairs": len(pairs), **scores}
 
 
-def error_table(report: Mapping[str, Any], split: str = "test") -> RichTable:
+def error_table(report: Mapping[str, Any], split: str | None = None) -> RichTable:
     """The report of one split for the terminal.
 
     Args:
         report: `errors.json`, with `splits[split][model][quantity]` and `noise_floor`.
-        split: which split.
+        split: which split; by default test, or the nearest to it that was measured.
     """
+    split = split or next(name for name in reversed(SPLITS) if name in report["splits"])
     facts = report["splits"][split]
     table = RichTable(
         title=f"Cost model on {split} tables: relative error, {facts['num_sets']} shard sets"

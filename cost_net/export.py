@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from autoshard.features import (
     SHARD_FEATURES,
     TRAFFIC_FEATURES,
 )
-from cost_net.dataset import MeasuredData
+from cost_net.dataset import SPLITS, MeasuredData
 from cost_net.networks import AdditiveNet, CollectiveNet, SumNet
 from cost_net.training import CostNetConfig
 
@@ -96,9 +97,6 @@ def export_cost_model(
         COLLECTIVE_FILE: _program(collective, (torch.ones(rows, NUM_TRAFFIC_FEATURES),)),
     }
 
-    def saver(program: torch.export.ExportedProgram) -> Any:
-        return lambda path: torch.export.save(program, path)
-
     return write_artifact(
         folder,
         kind=COST_MODEL_KIND,
@@ -107,7 +105,7 @@ def export_cost_model(
         writers={
             WEIGHTS_FILE: lambda path: save_file(weights, path),
             CARD_FILE: lambda path: _write_card(path, described),
-            **{name: saver(program) for name, program in programs.items()},
+            **{name: partial(_save_program, program) for name, program in programs.items()},
         },
     )
 
@@ -139,9 +137,17 @@ def _program(module: nn.Module, example: tuple[Tensor, ...]) -> torch.export.Exp
         )
 
 
+def _save_program(program: torch.export.ExportedProgram, path: Path) -> None:
+    with warnings.catch_warnings():
+        # torch warns of weights that share storage with a larger tensor; ours are whole.
+        warnings.filterwarnings("ignore", message="No complete tensor found")
+        torch.export.save(program, path)
+
+
 def _write_card(path: Path, described: Mapping[str, Any]) -> None:
     facts, errors = described["measurements"], described["errors"]
     ranges = described["measured_range"]
+    split = next(name for name in reversed(SPLITS) if name in errors["splits"])
     lines = [
         "# Cost model",
         "",
@@ -159,12 +165,13 @@ def _write_card(path: Path, described: Mapping[str, Any]) -> None:
         f"- optimizer(s): {', '.join(ranges['optimizers'])}; world sizes of all-to-alls:"
         f" {', '.join(map(str, ranges['world_sizes']))}",
         "",
-        "## Errors on tables that occur in no training row",
+        f"## Errors on {split} tables"
+        + (", which occur in no training row" if split != "train" else ""),
         "",
         "| predictor | fwd median | bwd median | total median | total mean | tau |",
         "|---|---|---|---|---|---|",
     ]
-    rows = dict(errors["splits"]["test"]["models"])
+    rows = dict(errors["splits"][split]["models"])
     if errors.get("noise_floor"):
         rows["a second measurement"] = errors["noise_floor"]
     for name, scores in rows.items():
@@ -174,11 +181,17 @@ def _write_card(path: Path, described: Mapping[str, Any]) -> None:
             f"| {scores['total']['median']:.1%} | {scores['total']['mean']:.1%} "
             f"| {'–' if tau is None else f'{tau:.3f}'} |"
         )
-    collectives = errors["collectives"]
+    exchanges = errors["collectives"]
+    held_out = exchanges["test"]
     lines += [
         "",
-        f"All-to-alls (no held-out split): median relative error {collectives['median']:.1%}, "
-        f"mean {collectives['mean']:.1%}.",
+        f"All-to-alls: median relative error {exchanges['median']:.1%} on the {exchanges['num']} "
+        "trained on, "
+        + (
+            f"{held_out['median']:.1%} on {held_out['num']} held out."
+            if held_out
+            else "none held out."
+        ),
         "",
         "## Limits",
         "",

@@ -13,6 +13,7 @@ K=work features, M=collectives, C=traffic features.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -20,13 +21,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from autoshard.features import NUM_SHARD_FEATURES, NUM_WORK_FEATURES
+from autoshard.errors import InputError
+from autoshard.features import NUM_SHARD_FEATURES, NUM_TRAFFIC_FEATURES, NUM_WORK_FEATURES
+from autoshard.suggestions import did_you_mean
 
 NUM_PHASES = 2
 #: Limits of a set's factor φ. Wider ones ([0.6, 1.6]) predicted unseen tables no better on
 #: 2,800 measured CPU sets, and narrower ones ([0.9, 1.1]) a little worse; the lower bound of a
 #: plan is proportional to the first.
 PHI_LIMITS = (0.85, 1.2)
+#: Of counts and times where an MLP looks at them: e^40 ms are ages.
+MAX_LOG = 40.0
 NUM_OTHER = NUM_SHARD_FEATURES - NUM_WORK_FEATURES
 
 
@@ -115,9 +120,9 @@ class AdditiveNet(nn.Module):
         own = encoding_ND[:, :NUM_PHASES].clamp_min(0.0)
         total = own + self.overhead_P()
         mean_h = encoding_ND[:, NUM_PHASES:] / num_shards_N1.clamp_min(1.0)
-        inputs = torch.cat(
-            [mean_h, torch.log1p(num_shards_N1) / 2.0, torch.log1p(own) / 2.0], dim=1
-        )
+        # Clamped, so that absurd sums cannot turn into inf − inf inside the MLP.
+        logs = torch.log1p(torch.cat([num_shards_N1, own], dim=1)).clamp_max(MAX_LOG) / 2.0
+        inputs = torch.cat([mean_h, logs], dim=1)
         return total * self.phi(inputs)
 
     def phi(self, inputs: Tensor) -> Tensor:
@@ -198,16 +203,31 @@ class CollectiveNet(nn.Module):
     """
 
     limits: Tensor
+    max_log_factor: float = math.log(2.0)
+    #: Bytes are counted in MiB inside, so that the weights are of one size.
+    byte_scale: float = float(2**20)
 
     def __init__(self, hidden: int = 24) -> None:
         super().__init__()
-        self.normalise = Normaliser(4)
-        self.factor = mlp(4, hidden, 1)
+        self.normalise = Normaliser(NUM_TRAFFIC_FEATURES)
+        self.factor = mlp(NUM_TRAFFIC_FEATURES, hidden, 1)
         self.raw = nn.Parameter(torch.full((4,), -3.0))
-        self.register_buffer("limits", torch.tensor([0.6, 1.6]))
+        # g: the least and the most; training narrows them to what occurred.
+        self.register_buffer("limits", torch.tensor([0.5, 2.0]))
 
-    #: Bytes are counted in MiB inside, so that the weights are of one size.
-    byte_scale: float = float(2**20)
+    @classmethod
+    def terms(cls, traffic_MC: Tensor) -> Tensor:
+        """What α, β, γ and δ multiply: 1, R − 1, MiB of the busiest rank, MiB in all, [M, 4]."""
+        busiest = torch.maximum(traffic_MC[:, 1], traffic_MC[:, 2]) / cls.byte_scale
+        return torch.stack(
+            [
+                torch.ones_like(busiest),
+                traffic_MC[:, 0] - 1.0,
+                busiest,
+                traffic_MC[:, 3] / cls.byte_scale,
+            ],
+            dim=1,
+        )
 
     def _logs(self, traffic_MC: Tensor) -> Tensor:
         size = torch.log2(traffic_MC[:, 0:1].clamp_min(1.0))
@@ -221,18 +241,15 @@ class CollectiveNet(nn.Module):
         """α, β, γ, δ: ms, ms per further rank, ms per MiB, ms per MiB."""
         return nn.functional.softplus(self.raw)
 
+    def factor_of(self, traffic_MC: Tensor) -> Tensor:
+        """The factor g of each exchange, [M]."""
+        raw = self.factor(self.normalise(self._logs(traffic_MC)))[:, 0]
+        factor = torch.exp(self.max_log_factor * torch.tanh(raw))
+        return torch.minimum(torch.maximum(factor, self.limits[0]), self.limits[1])
+
     def forward(self, traffic_MC: Tensor) -> Tensor:
         """Times in ms, [M], > 0."""
-        alpha, beta, gamma, delta = self.weights()
-        busiest = torch.maximum(traffic_MC[:, 1], traffic_MC[:, 2]) / self.byte_scale
-        base = (
-            alpha
-            + beta * (traffic_MC[:, 0] - 1.0)
-            + gamma * busiest
-            + delta * traffic_MC[:, 3] / self.byte_scale
-        )
-        factor = torch.exp(self.factor(self.normalise(self._logs(traffic_MC)))[:, 0])
-        return base * torch.minimum(torch.maximum(factor, self.limits[0]), self.limits[1])
+        return (self.terms(traffic_MC) @ self.weights()) * self.factor_of(traffic_MC)
 
     def bound_facts(self) -> dict[str, float]:
         """What the lower bound needs."""
@@ -255,8 +272,27 @@ NETWORKS: dict[str, type[AdditiveNet] | type[SumNet]] = {
 
 
 def make_network(kind: str, options: Mapping[str, Any]) -> AdditiveNet | SumNet:
-    """Make the network called `kind`; `neuroshard` is the deeper of the two sum networks."""
+    """Make the network called `kind`; `neuroshard` is the deeper of the two sum networks.
+
+    Raises:
+        InputError: an option is unknown or not usable.
+    """
     values = dict(options)
     if kind == "neuroshard":
         values.setdefault("layers", 3)
-    return NETWORKS[kind](**values)
+    network = NETWORKS[kind]
+    allowed = list(inspect.signature(network).parameters)
+    for name, value in values.items():
+        if name not in allowed:
+            raise InputError(
+                f"unknown option {name!r} of the {kind} network",
+                allowed=", ".join(allowed),
+                remedy=did_you_mean(name, allowed),
+            )
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise InputError(
+                f"option {name} of the {kind} network is not usable",
+                got=repr(value),
+                allowed="integers >= 1",
+            )
+    return network(**values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,18 +13,12 @@ import pandas as pd
 
 from autoshard.files import write_atomically, write_text
 from cost_net.baselines import BASELINES
-from cost_net.dataset import SPLITS, KernelData, MeasuredData
+from cost_net.collective_training import predict_collective_ms, train_collective
+from cost_net.dataset import SPLITS, CollectiveData, KernelData, MeasuredData
 from cost_net.errors import noise_floor, score
 from cost_net.export import export_cost_model
 from cost_net.networks import AdditiveNet, CollectiveNet, SumNet
-from cost_net.training import (
-    CostNetConfig,
-    OnEpoch,
-    predict_collective_ms,
-    predict_ms,
-    train_collective,
-    train_compute,
-)
+from cost_net.training import CostNetConfig, OnEpoch, predict_ms, train_compute
 
 MODEL_FOLDER = "model"
 ERRORS_FILE = "errors.json"
@@ -55,8 +50,6 @@ def train_cost_model(
     Raises:
         InputError: a split is empty or the folder is not writable.
     """
-    import json
-
     network = train_compute(data.kernels, config, on_epoch)
     collective = train_collective(data.collectives, config)
     errors = error_report(data, network, collective, config)
@@ -81,7 +74,8 @@ def error_report(
 
     Returns:
         `splits[split]` with `num_sets` and `models[name][fwd|bwd|total]` (see
-        `cost_net.errors.score`), `noise_floor`, `collectives`, `network` and `measurements`.
+        `cost_net.errors.score`), `noise_floor`, `collectives` (of the rows trained on,
+        and under `test` of those held out), `network` and `measurements`.
     """
     kernels = data.kernels
     train = kernels.split("train")
@@ -95,18 +89,30 @@ def error_report(
         models = {label: _score(part, predict_ms(network, part))}
         models |= {name: _score(part, predict(part)) for name, predict in predictors.items()}
         splits[split] = {"num_sets": part.num_sets, "models": models}
-    predicted_M = predict_collective_ms(collective, data.collectives)
-    relative_M = np.abs(predicted_M / np.maximum(data.collectives.time_ms_M, 1e-9) - 1)
+    exchanges = data.collectives
     return {
         "network": label,
         "splits": splits,
         "noise_floor": noise_floor(kernels),
         "collectives": {
-            "num": len(relative_M),
-            "median": float(np.median(relative_M)),
-            "mean": float(np.mean(relative_M)),
+            **(_collective_score(exchanges.of(~exchanges.test_M), collective) or {}),
+            "test": _collective_score(exchanges.of(exchanges.test_M), collective),
         },
         "measurements": dict(data.facts),
+    }
+
+
+def _collective_score(part: CollectiveData, network: CollectiveNet) -> dict[str, Any] | None:
+    """Number of exchanges, median, mean and 90th percentile of their relative errors."""
+    if len(part.time_ms_M) == 0:
+        return None
+    predicted_M = predict_collective_ms(network, part)
+    errors_M = np.abs(predicted_M / np.maximum(part.time_ms_M, 1e-9) - 1)
+    return {
+        "num": len(errors_M),
+        "median": float(np.median(errors_M)),
+        "mean": float(np.mean(errors_M)),
+        "p90": float(np.quantile(errors_M, 0.9)),
     }
 
 
@@ -141,7 +147,7 @@ def predictions(
         pd.DataFrame(
             {
                 "kind": "collective",
-                "split": "train",
+                "split": np.where(data.collectives.test_M, "test", "train"),
                 "num_shards": data.collectives.traffic_MC[:, 0].astype(int),
                 "measured_ms": data.collectives.time_ms_M,
                 "predicted_ms": predict_collective_ms(collective, data.collectives),

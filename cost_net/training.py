@@ -1,4 +1,4 @@
-"""Training of the cost networks on measured rows: seeded, with early stopping by validation.
+"""Training of the compute networks on measured rows: seeded, early stopping by validation.
 
 The loss is the Huber loss of the log ratio of predicted and measured time, per phase and of
 the total: relative errors count, and single disturbed measurements do not decide.
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -20,8 +21,8 @@ from torch import Tensor, nn
 
 from autoshard.errors import InputError
 from cost_net.baselines import linear_weights
-from cost_net.dataset import CollectiveData, KernelData
-from cost_net.networks import NETWORKS, AdditiveNet, CollectiveNet, SumNet, make_network
+from cost_net.dataset import KernelData, shard_rows
+from cost_net.networks import NETWORKS, AdditiveNet, SumNet, make_network
 
 FloatArray = NDArray[np.float64]
 #: Called with (epoch, number of epochs, metrics) after each epoch.
@@ -92,6 +93,17 @@ class Batch:
             time_ms_NP=torch.tensor(data.time_ms_NP, dtype=torch.float32),
         )
 
+    def take(self, rows: NDArray[np.int64]) -> Batch:
+        """The sets with these numbers."""
+        counts_N = self.num_shards_N1[:, 0].numpy().astype(np.int64)
+        flat, counts = shard_rows(counts_N, rows)
+        return Batch(
+            features_SF=self.features_SF[torch.from_numpy(flat)],
+            set_S=torch.from_numpy(np.repeat(np.arange(len(rows)), counts)),
+            num_shards_N1=self.num_shards_N1[rows],
+            time_ms_NP=self.time_ms_NP[rows],
+        )
+
 
 def predict_sets(network: AdditiveNet | SumNet, batch: Batch) -> Tensor:
     """Times of the sets of a batch, ms, [N, P]."""
@@ -110,6 +122,19 @@ def relative_loss(predicted_NP: Tensor, measured_NP: Tensor) -> Tensor:
         torch.cat([measured_NP, measured_NP.sum(dim=1, keepdim=True)], dim=1).clamp_min(1e-9)
     )
     return nn.functional.huber_loss(logs, wanted, delta=HUBER_DELTA)
+
+
+@contextmanager
+def torch_settings(config: CostNetConfig) -> Iterator[None]:
+    """Seed torch and set its threads for a training; both are as before afterwards."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(config.num_threads)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.seed)
+            yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def train_compute(
@@ -132,12 +157,17 @@ def train_compute(
                 f"no measured shard set belongs to the {name} split",
                 remedy="measure more sets, or set sampling.split_shares",
             )
-    train, validation = parts["train"], Batch.of(parts["validation"])
-    torch.set_num_threads(config.num_threads)
-    torch.manual_seed(config.seed)
+    with torch_settings(config):
+        return _train_compute(parts["train"], parts["validation"], config, on_epoch)
+
+
+def _train_compute(
+    train: KernelData, held_out: KernelData, config: CostNetConfig, on_epoch: OnEpoch | None
+) -> AdditiveNet | SumNet:
+    whole, validation = Batch.of(train), Batch.of(held_out)
     order = np.random.default_rng(config.seed)
     network = make_network(config.network.value, config.options)
-    network.fit_statistics(torch.tensor(train.features_SF, dtype=torch.float32))
+    network.fit_statistics(whole.features_SF)
     _start_at_scale(network, train)
     batches = -(-train.num_sets // config.batch_size)
     optimizer = torch.optim.AdamW(
@@ -151,7 +181,7 @@ def train_compute(
         total = 0.0
         shuffled = order.permutation(train.num_sets)
         for chosen in np.array_split(shuffled, batches):
-            batch = Batch.of(train.of(chosen))
+            batch = whole.take(chosen)
             loss = relative_loss(predict_sets(network, batch), batch.time_ms_NP)
             optimizer.zero_grad()
             loss.backward()
@@ -173,7 +203,7 @@ def train_compute(
             break
     network.load_state_dict(best)
     if isinstance(network, AdditiveNet):
-        _tighten(network, [Batch.of(train), validation])
+        _tighten(network, [whole, validation])
     return network.eval()
 
 
@@ -196,11 +226,12 @@ def _start_at_scale(network: AdditiveNet | SumNet, train: KernelData) -> None:
         # A weight of 0 would never move again: start it at a thousandth of the largest.
         scaled_KP = np.maximum(scaled_KP, scaled_KP.max(axis=0) * 1e-3)
         overhead_P = np.maximum(weights_KP[-1], 1e-3)
-        network.raw_work_KP.copy_(_inverse_softplus(scaled_KP))
-        network.raw_overhead_P.copy_(_inverse_softplus(overhead_P))
+        network.raw_work_KP.copy_(inverse_softplus(scaled_KP))
+        network.raw_overhead_P.copy_(inverse_softplus(overhead_P))
 
 
-def _inverse_softplus(values: FloatArray) -> Tensor:
+def inverse_softplus(values: FloatArray) -> Tensor:
+    """What softplus turns into `values`; below 1e-6 into 1e-6."""
     # log(exp(x) − 1) = x + log(1 − exp(−x)), which does not overflow.
     values = np.maximum(values, 1e-6)
     return torch.tensor(values + np.log(-np.expm1(-values)), dtype=torch.float32)
@@ -227,44 +258,7 @@ def _tighten(network: AdditiveNet, batches: list[Batch]) -> None:
     network.phi_limits[1] = values.max(dim=0).values
 
 
-def train_collective(data: CollectiveData, config: CostNetConfig) -> CollectiveNet:
-    """Train the network of all-to-alls on every row: four coefficients and a bounded factor.
-
-    Raises:
-        InputError: there are no rows.
-    """
-    if len(data.time_ms_M) == 0:
-        raise InputError(
-            "there are no measurements of all-to-alls",
-            remedy="measure with collectives.num_collectives > 0",
-        )
-    torch.set_num_threads(config.num_threads)
-    torch.manual_seed(config.seed)
-    network = CollectiveNet()
-    traffic_MC = torch.tensor(data.traffic_MC, dtype=torch.float32)
-    wanted_M = torch.log(torch.tensor(data.time_ms_M, dtype=torch.float32).clamp_min(1e-6))
-    network.fit_statistics(traffic_MC)
-    optimizer = torch.optim.AdamW(network.parameters(), lr=2e-2, weight_decay=1e-4)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(
-        optimizer, config.collective_epochs, eta_min=1e-4
-    )
-    for _ in range(config.collective_epochs):
-        predicted_M = torch.log(network(traffic_MC).clamp_min(1e-9))
-        loss = nn.functional.huber_loss(predicted_M, wanted_M, delta=HUBER_DELTA)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        schedule.step()
-    return network.eval()
-
-
 def predict_ms(network: AdditiveNet | SumNet, data: KernelData) -> FloatArray:
     """Times of measured sets as the network predicts them, float64 [N, P]."""
     with torch.inference_mode():
         return predict_sets(network, Batch.of(data)).double().numpy()
-
-
-def predict_collective_ms(network: CollectiveNet, data: CollectiveData) -> FloatArray:
-    """Times of measured all-to-alls as the network predicts them, float64 [M]."""
-    with torch.inference_mode():
-        return network(torch.tensor(data.traffic_MC, dtype=torch.float32)).double().numpy()

@@ -26,6 +26,7 @@ from autoshard.errors import ArtifactError
 from autoshard.features import NUM_TRAFFIC_FEATURES, SHARD_FEATURES, TRAFFIC_FEATURES
 from autoshard.objective import CostSource
 from autoshard.problem import ShardingProblem
+from autoshard.programs import load_program
 from autoshard.protocols import CostModel
 
 FloatArray = NDArray[np.float64]
@@ -44,6 +45,8 @@ ENTRY_POINTS = "autoshard.cost_models"
 ANALYTIC = "analytic"
 #: Programs compute in float32: bounds stay this share below what float64 would say.
 FLOAT32_SLACK = 1e-5
+#: Larger numbers are taken for this one, far from where float32 turns them into infinity.
+FLOAT32_LIMIT = 1e30
 
 
 class ExportedCostModel:
@@ -149,7 +152,7 @@ def _call(program: Program, *arrays: NDArray[Any]) -> FloatArray:
     num = len(arrays[0])
     tensors = []
     for array in arrays:
-        rows = np.asarray(array, dtype=np.float32)
+        rows = np.clip(array, -FLOAT32_LIMIT, FLOAT32_LIMIT).astype(np.float32)
         if num < MIN_PROGRAM_ROWS:
             rows = np.repeat(rows, MIN_PROGRAM_ROWS, axis=0)
         tensors.append(torch.from_numpy(np.ascontiguousarray(rows)))
@@ -199,7 +202,7 @@ def _load_programs(folder: Path, config: Mapping[str, Any]) -> dict[str, Program
                 f"cost model {folder} lacks its file {name}", remedy="export the cost model again"
             )
         try:
-            programs[name] = torch.export.load(folder / name).module()
+            programs[name] = load_program(folder / name)
         except Exception as error:
             raise ArtifactError(
                 f"cost model {folder} cannot be loaded with torch {torch.__version__}",
