@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from numpy.typing import NDArray
 
 from autoshard.plan import ShardingPlan
 from autoshard.report.svg import (
@@ -32,7 +33,7 @@ _TERMS = (
     ("bwd_compute_ms", "bwd_compute", "#0072b2", None),
 )
 #: With more ranks than this, single bars are too thin to tell apart.
-MAX_RANK_BARS = 96
+MAX_RANK_BARS = 32
 _STRIP_WIDTH = 0.32
 
 
@@ -43,21 +44,23 @@ def rank_costs(plans: Mapping[str, ShardingPlan], key: str = "ranks") -> Picture
         plans: by sharder, all of one problem and each with a cost of the same source.
         key: of the picture, unique on the page.
     """
-    num_ranks = max(plan.topology.world_size for plan in plans.values())
+    num_ranks = next(iter(plans.values())).topology.world_size
     source = next(p.cost.step.source.value for p in plans.values() if p.cost is not None)
-    width_in = float(np.clip(1.6 + 0.24 * len(plans) * (num_ranks + 1), 4.6, 14.0))
+    width_in = float(
+        np.clip(1.6 + 0.24 * len(plans) * (min(num_ranks, MAX_RANK_BARS) + 1), 4.6, 14.0)
+    )
     with style():
         figure, axes = new_axes(width_in, 3.6)
         middles, labels = [], []
         for group, (name, plan) in enumerate(plans.items()):
             assert plan.cost is not None
-            ranks = np.arange(min(plan.topology.world_size, MAX_RANK_BARS))
+            shown_R = _shown_ranks(plan)
+            ranks = np.arange(len(shown_R))
             x_R = group * (len(ranks) + 1.2) + ranks
             bottom_R = np.zeros(len(ranks))
             for term, label, tint, hatch in _TERMS:
                 value = getattr(plan.cost.step, term)
-                height_R = np.broadcast_to(np.asarray(value, dtype=float), (max(1, num_ranks),))
-                height_R = height_R[: len(ranks)]
+                height_R = np.broadcast_to(np.asarray(value, dtype=float), num_ranks)[shown_R]
                 axes.bar(
                     x_R,
                     height_R,
@@ -80,6 +83,8 @@ def rank_costs(plans: Mapping[str, ShardingPlan], key: str = "ranks") -> Picture
             axes.set_xticks(middles, labels, ha="center")
         axes.grid(axis="x", visible=False)
         axes.set_ylabel(f"ms per step ({source})")
+        if num_ranks > MAX_RANK_BARS:
+            axes.set_xlabel(f"{MAX_RANK_BARS} of {num_ranks} ranks, slowest first")
         legend(axes)
         svg = render(figure, key)
     return Picture(
@@ -88,6 +93,19 @@ def rank_costs(plans: Mapping[str, ShardingPlan], key: str = "ranks") -> Picture
         f"rank(s) under {', '.join(plans)}; a line above each group marks the step time.",
         wide=width_in > 6,
     )
+
+
+def _shown_ranks(plan: ShardingPlan) -> NDArray[np.int64]:
+    """All ranks in order; of very many, some from the slowest to the fastest."""
+    num_ranks = plan.topology.world_size
+    if num_ranks <= MAX_RANK_BARS:
+        return np.arange(num_ranks)
+    assert plan.cost is not None
+    step = plan.cost.step
+    slowest_first_R = np.argsort(
+        -(np.array(step.fwd_compute_ms) + np.array(step.bwd_compute_ms)), kind="stable"
+    )
+    return slowest_first_R[np.linspace(0, num_ranks - 1, MAX_RANK_BARS).round().astype(int)]
 
 
 def predicted_against_measured(per_plan: pd.DataFrame) -> Picture:

@@ -160,6 +160,7 @@ def summary_section(data: ReportData) -> Section:
 
 
 def cost_source(plans: Mapping[str, ShardingPlan], name: str) -> CostSource | None:
+    """Where a plan's cost comes from; None without plan or cost."""
     plan = plans.get(name)
     return None if plan is None or plan.cost is None else plan.cost.step.source
 
