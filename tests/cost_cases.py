@@ -1,123 +1,212 @@
-"""Measurements of a machine that does not exist: known physics with noise, made in a moment.
+"""A simulated machine with known physics, whose measurements the cost networks learn from.
 
-A kernel costs a fixed overhead plus, for each shard, time per unit of work; lookups into weights
-that outgrow the cache cost up to four times as much, which no linear model of the work can say.
+Its kernels are not a weighted sum of work: rows of tables larger than a cache cost more per
+element, and many touched rows in one set cost more again. A linear model cannot say either.
 """
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+import atexit
+import json
+import shutil
+import tempfile
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
 
-from autoshard.features import NUM_WORK_FEATURES, SHARD_FEATURES, shard_features
+import numpy as np
+import pandas as pd
+
+from autoshard.cost_models.exported import load_cost_model
+from autoshard.distributions import IdDistribution
+from autoshard.features import SHARD_FEATURES, shard_features
+from autoshard.measure.environment import Environment
+from autoshard.measure.schema import COLLECTIVE_COLUMNS, KERNEL_COLUMNS
+from autoshard.measure.slices_json import slices_to_text
 from autoshard.problem import Optimizer, TrainingConfig
+from autoshard.protocols import CostModel
 from autoshard.shards import ShardSlice
 from autoshard.tables import Table
-from cost_net.dataset import CollectiveData, KernelData, MeasuredData
+from cost_net.dataset import KernelData, MeasuredData, collective_data, kernel_data
+from cost_net.pipeline import MODEL_FOLDER, TrainedCostModel, train_cost_model
+from cost_net.training import CostNetConfig, NetworkKind
 
-WORK_MS = np.array(
-    [[5e-6, 1e-5], [8e-7, 8e-7], [3e-5, 1e-4], [4.5e-7, 2e-6], [2e-6, 3e-5], [5e-8, 2e-6]]
-)
-OVERHEAD_MS = np.array([0.03, 0.06])
-SHARES = {"train": (0, 60), "validation": (60, 80), "test": (80, 120)}
-FACTS = {
-    "num_kernel_rows": 0,
-    "num_collective_rows": 0,
-    "measured_from": "2026-01-01",
-    "measured_to": "2026-01-02",
-    "device": "none",
-    "cache": "warm",
-    "threads": 1,
-    "concurrent_workers": 1,
-    "hardware_fingerprint": "made up",
-    "software_fingerprint": "made up",
-}
+MACHINE = Environment(hardware={"cpu": "simulated"}, software={"torch": "2.13.0"})
+NOISE = 0.02
+_PLAIN = {"string": "x", "int64": 3, "double": 0.01, "bool": False}
+_COLUMN = {name: index for index, name in enumerate(SHARD_FEATURES)}
 
 
-def pool(num: int = 120, seed: int = 0) -> list[Table]:
-    """Tables from 100 to 10 million rows."""
-    generator = np.random.default_rng(seed)
+def pool(split: str, num: int = 60) -> list[Table]:
+    """Tables of one split; the names of different splits differ."""
+    rng = np.random.default_rng({"train": 1, "validation": 2, "test": 3}[split])
     return [
         Table(
-            name=f"t{index}",
-            num_embeddings=int(10 ** generator.uniform(2, 7)),
-            embedding_dim=int(generator.choice([8, 16, 32, 64, 128])),
-            pooling_factor=float(np.round(10 ** generator.uniform(0, 1.7), 1)),
+            name=f"{split}-{index}",
+            num_embeddings=int(10 ** rng.uniform(3, 6.5)),
+            embedding_dim=int(rng.choice([8, 16, 32, 64, 128])),
+            pooling_factor=float(np.round(rng.uniform(1, 30), 1)),
+            ids=IdDistribution(zipf_exponent=float(np.round(rng.uniform(0, 1.2), 2))),
         )
         for index in range(num)
     ]
 
 
-def true_ms(features_SF: NDArray[np.float64], set_S: NDArray[np.int64]) -> NDArray[np.float64]:
-    """What the machine takes for each set, [N, 2]."""
-    log_bytes = features_SF[:, SHARD_FEATURES.index("log_weights_bytes")]
-    misses = 1 + 3 / (1 + np.exp(-1.5 * (log_bytes - 16)))  # caches end near e^16 bytes
-    own = (features_SF[:, :NUM_WORK_FEATURES] @ WORK_MS) * misses[:, None]
-    result = np.tile(OVERHEAD_MS, (int(set_S.max()) + 1, 1))
-    np.add.at(result, set_S, own)
-    return result
+def kernel_ms(features_SF: np.ndarray) -> np.ndarray:
+    """What the simulated machine takes for one set, [2], without noise."""
+
+    def column(name: str) -> np.ndarray:
+        return features_SF[:, _COLUMN[name]]
+
+    megabytes = np.expm1(column("log_weights_bytes")) / 2**20
+    miss = 1 + 2.0 * megabytes / (megabytes + 16.0)
+    touched = column("unique_elements").sum()
+    crowd = 1 + 0.15 * touched / (touched + 3e6)
+    fwd = (column("lookup_elements") * 4e-7 * miss + column("bags") * 1e-5 + 0.01).sum() * crowd
+    bwd = (
+        column("lookups") * 1e-4 + column("unique_elements") * 1e-6 * miss + 0.02
+    ).sum() * crowd + 0.1
+    return np.array([fwd + 0.05, bwd])
 
 
-def kernels(num_sets: int = 600, *, noise: float = 0.03, seed: int = 0) -> KernelData:
-    """Sets of 1 to 12 tables of one split; every tenth set is measured twice."""
-    generator = np.random.default_rng(seed)
-    tables = pool()
-    draws: list[tuple[int, str, list[Table]]] = []
-    for index in range(num_sets):
-        split = str(generator.choice(list(SHARES), p=[0.6, 0.15, 0.25]))
-        low, high = SHARES[split]
-        size = int(generator.integers(1, 13))
-        chosen = [tables[i] for i in generator.choice(np.arange(low, high), size, replace=False)]
-        draws += [(index, split, chosen)] * (2 if index % 10 == 0 else 1)
-    described = {
-        table.name: shard_features(
-            [ShardSlice.whole(table)], TrainingConfig(batch_size=512), world_size=1
-        )[0]
-        for table in tables
+def transfer_ms(world_size: int, busiest_bytes: float, total_bytes: float) -> float:
+    """What it takes for an all-to-all, without noise."""
+    return 0.1 + 0.05 * (world_size - 1) + busiest_bytes / 2e6 + total_bytes / 1e7
+
+
+def kernel_rows(sets_per_split: dict[str, int], seed: int = 0) -> list[dict[str, Any]]:
+    """Measured shard sets; every tenth of a split is measured twice."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for split, num in sets_per_split.items():
+        tables = pool(split)
+        for number in range(num):
+            size = min(int(rng.geometric(0.15)), 30)
+            chosen = [tables[i] for i in rng.choice(len(tables), size, replace=False)]
+            samples = int(rng.choice([256, 512, 1024]))
+            training = TrainingConfig(batch_size=samples)
+            slices = [ShardSlice.whole(table) for table in chosen]
+            exact = kernel_ms(shard_features(slices, training, 1))
+            for pass_ in range(2 if number % 10 == 0 else 1):
+                fwd, bwd = exact * np.exp(NOISE * rng.standard_normal(2))
+                rows.append(_row(KERNEL_COLUMNS, split, number, pass_) | {
+                    "split": split,
+                    "num_slices": size,
+                    "num_samples": samples,
+                    "optimizer": Optimizer.ROWWISE_ADAGRAD.value,
+                    "slices": slices_to_text(slices),
+                    "fwd_ms": fwd,
+                    "bwd_ms": bwd,
+                })  # fmt: skip
+    for index, one in enumerate(rows):  # a number for each set, as the runner gives
+        one["index"] = index - one["pass"]
+    return rows
+
+
+def collective_rows(num: int = 150, seed: int = 0) -> list[dict[str, Any]]:
+    """Measured all-to-alls of 2, 4 and 8 ranks."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for number in range(num):
+        world_size = (2, 4, 8)[number % 3]
+        sent = 10 ** rng.uniform(2, 7, world_size) * (world_size - 1)
+        received = (sent.sum() - sent) / (world_size - 1)
+        busiest = max(sent.max(), received.max())
+        exact = transfer_ms(world_size, busiest, sent.sum())
+        rows.append(_row(COLLECTIVE_COLUMNS, "x", number, 0) | {
+            "index": number,
+            "world_size": float(world_size),
+            "max_sent_bytes": sent.max(),
+            "max_received_bytes": received.max(),
+            "total_bytes": sent.sum(),
+            "bytes_per_peer": [4] * world_size,
+            "transfer_ms": exact * float(np.exp(NOISE * rng.standard_normal())),
+        })  # fmt: skip
+    return rows
+
+
+def _row(columns: dict[str, Any], split: str, number: int, pass_: int) -> dict[str, Any]:
+    plain = {name: _PLAIN.get(str(kind)) for name, kind in columns.items()}
+    return plain | {
+        "key": f"{split}-{number}-{pass_}",
+        "protocol": "p",
+        "index": number,
+        "pass": pass_,
+        "measured_at": f"2026-01-01T00:{number // 60 % 60:02d}:{number % 60:02d}",
+        "device": "cpu",
+        "hardware_fingerprint": MACHINE.hardware_fingerprint,
+        "software_fingerprint": MACHINE.software_fingerprint,
     }
-    features = np.array([described[table.name] for _, _, chosen in draws for table in chosen])
-    sizes = [len(chosen) for _, _, chosen in draws]
-    set_S = np.repeat(np.arange(len(draws)), sizes)
-    exact = true_ms(features, set_S)
-    return KernelData(
-        features_SF=features,
-        set_S=set_S,
-        time_ms_NP=exact * generator.lognormal(0.0, noise, exact.shape),
-        split_N=np.array([split for _, split, _ in draws]),
-        index_N=np.array([index for index, _, _ in draws]),
-        optimizer=Optimizer.ROWWISE_ADAGRAD,
-        tables={
-            split: frozenset(table.name for table in tables[low:high])
-            for split, (low, high) in SHARES.items()
+
+
+@cache
+def kernels() -> KernelData:
+    """The kernel measurements that tests learn from."""
+    return kernel_data(pd.DataFrame(kernel_rows({"train": 400, "validation": 80, "test": 150})))
+
+
+@cache
+def measurements() -> MeasuredData:
+    """All measurements that tests learn from."""
+    return MeasuredData(
+        kernels=kernels(),
+        collectives=collective_data(pd.DataFrame(collective_rows())),
+        facts={
+            "num_kernel_rows": kernels().num_sets,
+            "num_collective_rows": 150,
+            "measured_from": "2026-01-01",
+            "measured_to": "2026-01-01",
+            "device": "cpu",
+            "cache": "warm",
+            "threads": 1,
+            "concurrent_workers": 1,
+            "hardware_fingerprint": MACHINE.hardware_fingerprint,
+            "software_fingerprint": MACHINE.software_fingerprint,
         },
     )
 
 
-def collectives(num: int = 120, *, noise: float = 0.03, seed: int = 0) -> CollectiveData:
-    """0.05 ms per rank and 1 ms per MB of the busiest rank, at 2, 4 and 8 ranks."""
-    generator = np.random.default_rng(seed)
-    world_size = generator.choice([2.0, 4.0, 8.0], num)
-    busiest = 10 ** generator.uniform(3, 7.2, num)
-    other = busiest * generator.uniform(0.3, 1.0, num)
-    total = world_size * (busiest + other) / 2
-    sent_first = generator.random(num) < 0.5
-    traffic = np.stack(
-        [
-            world_size,
-            np.where(sent_first, busiest, other),
-            np.where(sent_first, other, busiest),
-            total,
-        ],
-        axis=1,
-    )
-    time_ms = 0.05 * world_size + busiest / 1e6
-    return CollectiveData(
-        traffic_MC=traffic,
-        time_ms_M=time_ms * generator.lognormal(0.0, noise, num),
-        oversubscribed_M=world_size > 2,
+def quick_config(kind: str = "additive", **changes: Any) -> CostNetConfig:
+    """A training of seconds."""
+    values: dict[str, Any] = {"num_epochs": 60, "collective_epochs": 300, **changes}
+    return CostNetConfig(network=NetworkKind(kind), **values)
+
+
+@cache
+def _folder() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="autoshard-cost-models-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+@cache
+def trained(kind: str = "additive") -> TrainedCostModel:
+    """A model of the simulated machine; the sum networks are trained for form only."""
+    epochs = 60 if kind == "additive" else 3
+    return train_cost_model(
+        measurements(), quick_config(kind, num_epochs=epochs), _folder() / kind
     )
 
 
-def measured(num_sets: int = 600) -> MeasuredData:
-    """All of it."""
-    return MeasuredData(kernels=kernels(num_sets), collectives=collectives(), facts=FACTS)
+def model_folder(kind: str = "additive") -> Path:
+    """Where `trained(kind)` lies as an artifact. Copy it before you break it."""
+    trained(kind)
+    return _folder() / kind / MODEL_FOLDER
+
+
+@cache
+def exported(kind: str = "additive") -> CostModel:
+    """`trained(kind)`, exported and loaded."""
+    return load_cost_model(model_folder(kind))
+
+
+def features_of(tables: Sequence[Table], batch_size: int = 512, world_size: int = 1) -> np.ndarray:
+    """Features of whole tables."""
+    slices = [ShardSlice.whole(table) for table in tables]
+    return shard_features(slices, TrainingConfig(batch_size=batch_size), world_size)
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    """An artifact's config as it stands."""
+    return json.loads((folder / "config.json").read_text())
