@@ -22,7 +22,7 @@ from autoshard.shards import ShardSlice
 from autoshard.topology import GIB, Topology
 from cost_net.pipeline import MODEL_FOLDER, train_cost_model
 from cost_net.training import CostNetConfig, NetworkKind
-from tests.cost_cases import measured, pool
+from tests.synthetic_measurements import measured, pool
 
 NAMES = ("analytic", "network", "sum_network")
 

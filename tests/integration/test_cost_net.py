@@ -25,7 +25,7 @@ from cost_net.training import (
     predict_ms,
     train_compute,
 )
-from tests.cost_cases import kernels, measured, true_ms
+from tests.synthetic_measurements import kernels, measured, true_ms
 
 CONFIG = CostNetConfig(num_epochs=40, collective_epochs=150, learning_rate=1e-2)
 
