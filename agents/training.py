@@ -48,7 +48,7 @@ class AgentConfig:
     """How a policy is trained."""
 
     num_updates: int = 120
-    """PPO updates."""
+    """PPO updates; with 0 the untrained network is what results."""
     updates_per_segment: int = 5
     """Updates between two validations; a checkpoint follows each."""
     num_envs: int = 64
@@ -79,8 +79,8 @@ class AgentConfig:
     """The most ranks that a training task has; the policy then serves any number."""
     reward: RewardKind = RewardKind.INCREMENTAL
     """When the reward is paid."""
-    failure_penalty: float = 1.5
-    """Cost of ending without a plan, relative to the lower bound."""
+    failure_penalty: float = 2.5
+    """Cost of ending without a plan, relative to the greedy's objective."""
     reward_scale: float = 20.0
     """Brings differences of a few percent to the size that a value network learns well."""
     num_threads: int = 1
@@ -92,7 +92,7 @@ class AgentConfig:
         for field in fields(self):
             value = getattr(self, field.name)
             if field.type == "int":
-                low = 0 if field.name == "seed" else 1
+                low = 0 if field.name in ("seed", "num_updates") else 1
                 if isinstance(value, bool) or not isinstance(value, int) or value < low:
                     raise InputError(
                         f"{field.name} is not usable", got=repr(value), allowed=f"integers >= {low}"
@@ -425,7 +425,7 @@ class _EpisodeCounter(BaseCallback):
         return True
 
     def to_json(self) -> dict[str, Any]:
-        """Counts, and the mean cost of complete episodes relative to their lower bound."""
+        """Counts, and the mean cost of complete episodes relative to the greedy's."""
         return {
             "num_complete": len(self.costs),
             "num_infeasible": self.infeasible,
