@@ -26,7 +26,7 @@ MODELS: dict[str, Callable[[], CostModel]] = {
         name: lambda name=name: load_cost_model(name)
         for name in (
             ANALYTIC,
-            *(f"{name}" for name in shipped_names("cost_models")),
+            *shipped_names("cost_models"),
             *(point.name for point in importlib.metadata.entry_points(group=ENTRY_POINTS)),
         )
     },
