@@ -5,8 +5,6 @@ Every sharder starts from these slices, so that all of them answer the same ques
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 from autoshard.errors import InfeasibleError
 from autoshard.problem import ShardingProblem
 from autoshard.shards import (
@@ -74,56 +72,54 @@ def default_slices(problem: ShardingProblem) -> tuple[ShardSlice, ...]:
 def split_table(
     table: Table, problem: ShardingProblem, free: list[int]
 ) -> tuple[ShardSlice, ...] | None:
-    """The slices of one table by the rule, or None if none fits."""
+    """The slices of one table by the rule, or None if none fits.
 
-    def fits(parts: tuple[ShardSlice, ...]) -> bool:
-        # The k-th largest part needs a rank of its own that holds it.
-        needs = sorted(
-            (
-                shard_load(part, problem.training, problem.topology.world_size).memory_bytes
-                for part in parts
-            ),
-            reverse=True,
-        )
-        room = sorted(free, reverse=True)
-        return all(need <= have for need, have in zip(needs, room, strict=False))
-
-    whole = (ShardSlice.whole(table),)
-    if fits(whole):
-        return whole
+    Args:
+        table: the table.
+        problem: training and topology.
+        free: what each rank has left for shards, [world_size].
+    """
     world_size = problem.topology.world_size
-    for num_parts in range(2, min(world_size, table.embedding_dim // KERNEL_ALIGNMENT) + 1):
-        parts = _column_parts(table, num_parts)
-        if fits(parts):
-            return parts
-    for num_parts in range(2, min(world_size, table.num_embeddings) + 1):
-        parts = _row_parts(table, num_parts)
-        if fits(parts):
-            return parts
+    room = sorted(free, reverse=True)
+
+    def need(part: ShardSlice) -> int:
+        return shard_load(part, problem.training, world_size).memory_bytes
+
+    whole = ShardSlice.whole(table)
+    if need(whole) <= room[0]:
+        return (whole,)
+    for cut, most_parts in (
+        (_column_part, table.embedding_dim // KERNEL_ALIGNMENT),
+        (_row_part, table.num_embeddings),
+    ):
+        for num_parts in range(2, min(world_size, most_parts) + 1):
+            # The last part is the largest: where it fits nowhere, the others need no look.
+            if need(cut(table, num_parts, num_parts - 1)) > room[0]:
+                continue
+            parts = tuple(cut(table, num_parts, index) for index in range(num_parts))
+            # The k-th largest part needs a rank of its own that holds it.
+            needs = sorted(map(need, parts), reverse=True)
+            if all(here <= have for here, have in zip(needs, room, strict=False)):
+                return parts
     return None
 
 
-def _cuts(total: int, num_parts: int) -> list[int]:
-    """Offsets of `num_parts` near-equal parts of `total`, the end included."""
-    return [total * part // num_parts for part in range(num_parts + 1)]
+def _bounds(total: int, num_parts: int, index: int) -> tuple[int, int]:
+    """Where the `index`-th of `num_parts` near-equal parts of `total` begins and ends."""
+    return total * index // num_parts, total * (index + 1) // num_parts
 
 
-def _column_parts(table: Table, num_parts: int) -> tuple[ShardSlice, ...]:
-    vectors = table.embedding_dim // KERNEL_ALIGNMENT
-    cuts = [cut * KERNEL_ALIGNMENT for cut in _cuts(vectors, num_parts)]
-    cuts[-1] = table.embedding_dim  # a remainder below one vector stays with the last part
-    return tuple(
-        ShardSlice(table, ShardingType.COLUMN_WISE, 0, low, table.num_embeddings, high - low)
-        for low, high in pairwise(cuts)
-    )
+def _column_part(table: Table, num_parts: int, index: int) -> ShardSlice:
+    low, high = _bounds(table.embedding_dim // KERNEL_ALIGNMENT, num_parts, index)
+    low *= KERNEL_ALIGNMENT
+    # A remainder below one vector stays with the last part.
+    high = table.embedding_dim if index == num_parts - 1 else high * KERNEL_ALIGNMENT
+    return ShardSlice(table, ShardingType.COLUMN_WISE, 0, low, table.num_embeddings, high - low)
 
 
-def _row_parts(table: Table, num_parts: int) -> tuple[ShardSlice, ...]:
-    cuts = _cuts(table.num_embeddings, num_parts)
-    return tuple(
-        ShardSlice(table, ShardingType.ROW_WISE, low, 0, high - low, table.embedding_dim)
-        for low, high in pairwise(cuts)
-    )
+def _row_part(table: Table, num_parts: int, index: int) -> ShardSlice:
+    low, high = _bounds(table.num_embeddings, num_parts, index)
+    return ShardSlice(table, ShardingType.ROW_WISE, low, 0, high - low, table.embedding_dim)
 
 
 def describe_bytes_by_rank(values: list[int]) -> str:

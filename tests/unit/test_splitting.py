@@ -135,6 +135,12 @@ def test_all_failing_tables_are_named_with_their_bytes() -> None:
     assert caught.value.remedy is not None
 
 
+def test_thousands_of_ranks_are_refused_without_trying_every_part_of_every_cut() -> None:
+    tables = [table(f"t{index}", rows=10**12, dim=2**20) for index in range(3)]
+    with pytest.raises(InfeasibleError, match=r"3 table\(s\) do not fit"):
+        default_slices(problem_of(tables, [GIB] * 4096))
+
+
 def test_no_room_even_for_what_every_rank_needs() -> None:
     problem = ShardingProblem(
         tables=(table(),),
