@@ -95,6 +95,8 @@ class ReportData:
     """Metrics of each training run: one record per update, some with `validation`."""
     plans: Mapping[str, ShardingPlan] = field(default_factory=dict)
     """By sharder, or by file name where two plans are of one sharder."""
+    plan_files: Mapping[str, str] = field(default_factory=dict)
+    """The file of each plan, by the same names."""
     planning: Sequence[Mapping[str, Any]] = ()
     """One record per sharder: `sharder`, `planning_time_s`, `infeasible`."""
     evaluation: pd.DataFrame | None = None
@@ -102,6 +104,10 @@ class ReportData:
     validation: pd.DataFrame | None = None
     artifacts: Mapping[str, str] = field(default_factory=dict)
     """Paths of what commands can use: `tables`, `cost_model`, `policy`, where they exist."""
+
+    def plan_file(self, name: str) -> str:
+        """The file of a plan."""
+        return self.plan_files.get(name, f"{self.folder}/plans/{name}.json")
 
     def option(self, name: str, form: str | None = None) -> tuple[str, ...]:
         """The option that passes an artifact to an experiment; () where there is none."""
@@ -122,6 +128,7 @@ def load_report_data(folder: str | Path) -> ReportData:
     root = Path(folder)
     if not root.is_dir():
         raise InputError(f"run folder {root} does not exist", remedy="check the path")
+    plans = _plans(root)
     errors_path = _first(root, "cost_net/errors.json", "errors.json")
     validations = [
         frame
@@ -135,7 +142,8 @@ def load_report_data(folder: str | Path) -> ReportData:
         errors=None if errors_path is None else _errors(errors_path),
         predictions=_found_table(root, "cost_net", "predictions", _PREDICTIONS),
         learning=_learning(root),
-        plans=_plans(root),
+        plans={name: plan for name, (_, plan) in plans.items()},
+        plan_files={name: str(path) for name, (path, _) in plans.items()},
         planning=_planning(root),
         evaluation=_found_table(root, "evaluation", "evaluation", _EVALUATION),
         transfer=_found_table(root, "transfer", "transfer", _TRANSFER),
@@ -304,7 +312,7 @@ def _planning(root: Path) -> list[Mapping[str, Any]]:
     return []
 
 
-def _plans(root: Path) -> dict[str, ShardingPlan]:
+def _plans(root: Path) -> dict[str, tuple[Path, ShardingPlan]]:
     """Plans by sharder: all of `plans/`, or what looks like a plan at the top level."""
     paths = sorted((root / "plans").glob("*.json"))
     if not paths:
@@ -312,7 +320,7 @@ def _plans(root: Path) -> dict[str, ShardingPlan]:
     loaded = [(path, load_plan(path)) for path in paths]
     sharders = [str(plan.provenance.get("sharder") or path.stem) for path, plan in loaded]
     return {
-        sharder if sharders.count(sharder) == 1 else path.stem: plan
+        sharder if sharders.count(sharder) == 1 else path.stem: (path, plan)
         for sharder, (path, plan) in zip(sharders, loaded, strict=True)
     }
 

@@ -228,13 +228,17 @@ def transfer_map(ratios: pd.DataFrame) -> Picture:
         width_in = float(np.clip(1.8 + 0.72 * values.shape[1], 4.6, 12.0))
         figure, axes = new_axes(width_in, 1.3 + 0.42 * max(values.shape[0], 2))
         # Blue: better than the greedy, orange: worse; both ends differ for any colour vision.
-        axes.imshow(
+        # A mesh is drawn as vectors, an image would be a bitmap inside of the SVG.
+        axes.pcolormesh(
+            np.arange(values.shape[1] + 1) - 0.5,
+            np.arange(values.shape[0] + 1) - 0.5,
             np.ma.masked_invalid(np.log(values)),
             cmap="PuOr_r",
             vmin=-1.6 * reach,
             vmax=1.6 * reach,
-            aspect="auto",
+            rasterized=False,
         )
+        axes.invert_yaxis()
         for (row, column), value in np.ndenumerate(values):
             strong = abs(np.log(value)) > reach if np.isfinite(value) else False
             axes.text(

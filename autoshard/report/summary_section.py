@@ -83,7 +83,9 @@ def comparison(data: ReportData) -> list[ComparisonRow]:
                 sharder=name,
                 predicted_ms=None if cost is None else cost.step.step_ms,
                 source=CostSource.PREDICTED if cost is None else cost.step.source,
-                measured_ms=None if plan is None else _measured_ms(name, plan, runs),
+                measured_ms=None
+                if plan is None
+                else _measured_ms(plan, runs.get(PurePath(data.plan_file(name)).stem)),
                 lower_bound_ms=None if cost is None else cost.lower_bound_ms,
                 best_known_ms=None if cost is None else cost.best_known_ms,
                 planning_time_s=math.nan if seconds is None else float(seconds),
@@ -99,8 +101,8 @@ def _runs_by_name(runs: pd.DataFrame) -> dict[str, pd.Series]:
     return {PurePath(str(row["plan"])).stem: row for _, row in runs.iterrows()}
 
 
-def _measured_ms(name: str, plan: ShardingPlan, runs: Mapping[str, pd.Series]) -> float | None:
-    run = runs.get(name)
+def _measured_ms(plan: ShardingPlan, run: pd.Series | None) -> float | None:
+    """The step time of a run, unless it was of another problem."""
     if (
         run is None
         or int(run["world_size"]) != plan.topology.world_size
@@ -141,7 +143,8 @@ def summary_section(data: ReportData) -> Section:
             gap(row.predicted_ms, row.best_known_ms),
             MISSING if math.isnan(row.planning_time_s) else f"{row.planning_time_s:.3f}",
         ]
-        run = runs.get(row.sharder) if row.measured_ms is not None else None
+        file = PurePath(data.plan_file(row.sharder))
+        run = runs.get(file.stem) if row.measured_ms is not None else None
         remark = marks(
             extrapolated=row.extrapolated,
             oversubscribed=run is not None and bool(run["oversubscribed"]),
@@ -222,7 +225,7 @@ def _summary_notes(
 ) -> tuple[str, ...]:
     notes = []
     if others := len(data.plans) - len(plans):
-        notes.append(f"{count(others, 'plan')} of other problems are left out.")
+        notes.append(f"Left out: {count(others, 'plan')} of other problems.")
     if any(row.extrapolated for row in rows):
         notes.append("Extrapolated: something lies outside the measurements behind the cost model.")
     return tuple(notes)

@@ -54,7 +54,7 @@ def validation_section(data: ReportData) -> Section:
     """The promise beside the delivery: predicted and measured step time of every plan that ran."""
     folder = data.folder
     anchor, title = "validation", "Predicted against measured"
-    files = f"[{','.join(f'{folder}/plans/{name}.json' for name in data.plans)}]"
+    files = f"[{','.join(data.plan_file(name) for name in data.plans)}]"
     command = module_command(
         "experiments.run_plan", f"plans={files if data.plans else '[plan.json]'}",
         f"out={folder}/runs",
@@ -104,7 +104,10 @@ def validation_section(data: ReportData) -> Section:
 def _prediction_source(data: ReportData, run: Mapping[Any, Any]) -> str:
     """The source that the plan itself gives for this step time; else a prediction."""
     for name, plan in data.plans.items():
-        if plan.cost is None or name != PurePath(str(run["plan"])).stem:
+        if (
+            plan.cost is None
+            or PurePath(data.plan_file(name)).stem != PurePath(str(run["plan"])).stem
+        ):
             continue
         if math.isclose(plan.cost.step.step_ms, float(run["predicted_ms"]), rel_tol=1e-9):
             return plan.cost.step.source.value
