@@ -10,7 +10,6 @@ P=phases (forward, backward), F=shard features, C=traffic features.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -61,33 +60,23 @@ class AnalyticCostModel:
     """What fitted coefficients were fitted to; None for coefficients without measurements."""
 
     def __post_init__(self) -> None:
-        coefficients_KP = np.asarray(self.coefficients_ms_KP, dtype=np.float64)
-        if coefficients_KP.shape != (NUM_WORK_FEATURES, 2) or not _usable(coefficients_KP):
-            raise InputError(
-                "coefficients_ms_KP is not usable",
-                got=coefficients_KP.tolist(),
-                allowed="finite numbers >= 0, one row (forward, backward) for each of "
-                f"{', '.join(WORK_FEATURES)}",
-            )
+        coefficients_KP = _numbers(
+            self,
+            "coefficients_ms_KP",
+            (NUM_WORK_FEATURES, 2),
+            f"one row (forward, backward) of finite numbers >= 0 for each of "
+            f"{', '.join(WORK_FEATURES)}",
+        )
         rows = tuple((float(forward), float(backward)) for forward, backward in coefficients_KP)
         object.__setattr__(self, "coefficients_ms_KP", rows)
-        for field in ("shard_ms_P", "overhead_ms_P"):
-            value = np.asarray(getattr(self, field), dtype=np.float64)
-            if value.shape != (2,) or not _usable(value):
-                raise InputError(
-                    f"{field} is not usable",
-                    got=value.tolist(),
-                    allowed="two finite numbers >= 0 (forward, backward)",
-                )
-            object.__setattr__(self, field, tuple(float(v) for v in value))
-        if not math.isfinite(self.latency_ms) or self.latency_ms < 0:
-            raise InputError(
-                "latency_ms is not usable", got=self.latency_ms, allowed="a finite number >= 0"
-            )
-        if not math.isfinite(self.bytes_per_ms) or self.bytes_per_ms <= 0:
-            raise InputError(
-                "bytes_per_ms is not usable", got=self.bytes_per_ms, allowed="a finite number > 0"
-            )
+        for name in ("shard_ms_P", "overhead_ms_P"):
+            pair = _numbers(self, name, (2,), "two finite numbers >= 0 (forward, backward)")
+            object.__setattr__(self, name, (float(pair[0]), float(pair[1])))
+        for name in ("latency_ms", "bytes_per_ms"):
+            number = float(_numbers(self, name, (), "a finite number >= 0"))
+            object.__setattr__(self, name, number)
+        if self.bytes_per_ms == 0:
+            raise InputError("bytes_per_ms is not usable", got=0, allowed="a finite number > 0")
 
     @property
     def source(self) -> CostSource:
@@ -189,5 +178,15 @@ class AnalyticCostModel:
             raise ArtifactError("an analytic cost model is malformed", got=str(error)) from error
 
 
-def _usable(value: FloatArray) -> bool:
-    return bool(np.all(np.isfinite(value)) and np.all(value >= 0))
+def _numbers(
+    model: AnalyticCostModel, name: str, shape: tuple[int, ...], allowed: str
+) -> FloatArray:
+    """A field as finite numbers >= 0 of that shape, or an `InputError`."""
+    given = getattr(model, name)
+    try:
+        value = np.asarray(given, dtype=np.float64)
+    except (TypeError, ValueError):
+        value = np.array(np.nan)
+    if value.shape != shape or not np.all(np.isfinite(value)) or np.any(value < 0):
+        raise InputError(f"{name} is not usable", got=repr(given)[:200], allowed=allowed)
+    return value
