@@ -94,7 +94,7 @@ def stages(out: Path) -> list[Stage]:
             arguments=(
                 "experiments.evaluate",
                 f"cost_model={model / 'model'}",
-                f"policies={{0: {agent / 'policy'}}}",
+                f"policies=[{agent / 'policy'}]",
                 "settings=[{num_tables: 40, world_size: 2, num_tasks: 4},"
                 "{num_tables: 80, world_size: 8, num_tasks: 4}]",
                 "measured.num_tasks=0",

@@ -9,7 +9,7 @@ row per problem, sharder and training seed) and, for the problems that this mach
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -53,9 +53,9 @@ class EvaluateConfig:
     seed: int
     """Decides the problems; training never uses it."""
     cost_model: str
-    policies: dict[int, str]
-    """A policy for each training seed."""
-    untrained_policies: dict[int, str]
+    policies: tuple[str, ...]
+    """A policy for each training seed, which it knows."""
+    untrained_policies: tuple[str, ...]
     """The same before training; may be empty."""
     sharders: tuple[str, ...]
     """Names; empty for all."""
@@ -77,12 +77,13 @@ class _Contender:
 
 def contenders(config: EvaluateConfig) -> list[_Contender]:
     """Every sharder; those with a policy once for each training seed."""
-    trained = {seed: load_policy(path) for seed, path in config.policies.items()}
-    untrained = {seed: load_policy(path) for seed, path in config.untrained_policies.items()}
+    trained = [load_policy(path) for path in config.policies]
+    untrained = [load_policy(path) for path in config.untrained_policies]
     found: list[_Contender] = []
 
-    def add(label: str, sharder: str, policies: Mapping[int, Policy]) -> None:
-        for seed, policy in policies.items():
+    def add(label: str, sharder: str, policies: Sequence[Policy]) -> None:
+        for policy in policies:
+            seed = int(policy.config["training"]["agent"]["seed"])
             found.append(
                 _Contender(label=label, sharder=sharder, training_seed=seed, policy=policy)
             )

@@ -36,7 +36,7 @@ class TransferConfig:
 
     pool: PoolConfig
     policies: dict[str, str]
-    """Policies by a label that says how each was trained, such as `40x4`."""
+    """Policies by a label that says how each was trained, such as `40x4`; empty for `default`."""
     unseen_shares: tuple[float, ...]
     """Shares of tables from the test split, at the home counts."""
     num_tables: tuple[int, ...]
@@ -127,7 +127,8 @@ def run(config: TransferConfig, out_dir: Path, metrics: MetricsLog) -> None:
         AutoshardError: an artifact or option is not usable.
     """
     cost_model = load_cost_model(config.cost_model)
-    policies = {label: load_policy(path) for label, path in config.policies.items()}
+    paths = config.policies or {"default": "default"}
+    policies = {label: load_policy(path) for label, path in paths.items()}
     splits = pool_tables(config.pool)
     settings = list(targets(config))
     identity = {
