@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pandas as pd
-from autoshard.cost_models.exported import load_cost_model
 from rich.console import Console
 
+from autoshard.cost_models.exported import load_cost_model
 from autoshard.errors import InfeasibleError
 from autoshard.plan import ShardingPlan
 from autoshard.planning import POLICY_SHARDERS, make_plan

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
-from autoshard.report.statistics import geometric_mean_ratio
 from rich.table import Table as RichTable
+
+from autoshard.report.statistics import geometric_mean_ratio
 
 BASELINE = "cost_greedy"
 

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autoshard.cost_models.exported import load_cost_model
-from autoshard.report.tables import comparison_rows, comparison_table
 from rich.console import Console
 
 import autoshard.workloads  # noqa: F401  (registers the workloads)
+from autoshard.cost_models.exported import load_cost_model
 from autoshard.errors import InputError
 from autoshard.planning import compare_sharders
 from autoshard.problem import Optimizer, ShardingProblem, TrainingConfig
 from autoshard.protocols import SearchBudget
+from autoshard.report.tables import comparison_rows, comparison_table
 from autoshard.sharders.registry import sharder_names
 from autoshard.table_io import read_tables
 from autoshard.topology import GIB, Topology

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from autoshard.cost_models.exported import load_cost_model
 from rich.console import Console
 
+from autoshard.cost_models.exported import load_cost_model
 from autoshard.costing import predict_plan
 from autoshard.errors import InputError
 from autoshard.plan import ShardingPlan, load_plan

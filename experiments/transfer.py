@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-from autoshard.cost_models.exported import load_cost_model
 from rich.console import Console
 from rich.table import Table as RichTable
 
+from autoshard.cost_models.exported import load_cost_model
 from autoshard.errors import InfeasibleError
 from autoshard.planning import make_plan
 from autoshard.policies import Policy, load_policy

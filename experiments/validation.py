@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
-from autoshard.report.statistics import kendall_tau
 from rich.table import Table as RichTable
 
 from autoshard.files import write_atomically
 from autoshard.objective import StepCost
 from autoshard.plan import ShardingPlan
+from autoshard.report.statistics import kendall_tau
 from autoshard.runtime.launch import run_plans
 from autoshard.runtime.results import PlanRun, RunOptions
 from experiments.progress import progress_bar
