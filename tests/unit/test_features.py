@@ -127,6 +127,17 @@ def test_extreme_tables_have_finite_features(exponent: float, rows: int) -> None
     assert found["unique_rows"] <= rows * (1 + 1e-9)
 
 
+def test_rows_of_a_part_are_reused_as_those_of_the_whole() -> None:
+    table = make_table(LAWS[1])
+    whole = described(ShardSlice.whole(table), 100, 3)
+    quarter = described(ShardSlice(table, ShardingType.ROW_WISE, 500, 0, 500, 10), 100, 3)
+    for name in SHARD_FEATURES:
+        if name.startswith("lookup_share"):
+            assert quarter[name] == whole[name]
+    for name in ("lookups", "unique_rows"):
+        assert quarter[name] == pytest.approx(whole[name] / 4)
+
+
 def test_work_comes_first() -> None:
     assert SHARD_FEATURES[: len(WORK_FEATURES)] == WORK_FEATURES
 
