@@ -20,6 +20,7 @@ from autoshard.observation import (
     RANK_FEATURES,
     Observation,
 )
+from autoshard.programs import load_program
 
 POLICY_KIND = "autoshard-policy"
 POLICY_VERSION = 1
@@ -99,7 +100,7 @@ def load_policy(path_or_name: str | Path = "default") -> Policy:
     import torch
 
     try:
-        program = torch.export.load(folder / PROGRAM_FILE).module()
+        program = load_program(folder / PROGRAM_FILE)
     except Exception as error:
         raise ArtifactError(
             f"policy {folder} cannot be loaded with torch {torch.__version__}",

@@ -23,6 +23,7 @@ from rich.rule import Rule
 
 from autoshard.errors import AutoshardError, InputError, WorkerError
 from autoshard.files import fingerprint, write_text
+from autoshard.objective import CostSource
 from autoshard.plan import load_plan
 from autoshard.report.page import load_report_data, write_report
 from autoshard.report.tables import ComparisonRow, comparison_table
@@ -185,6 +186,7 @@ def comparison(out: Path) -> list[ComparisonRow]:
         rows.append(
             ComparisonRow(
                 sharder=name,
+                source=CostSource.PREDICTED if cost is None else cost.step.source,
                 predicted_ms=None if cost is None else cost.step.step_ms,
                 measured_ms=None if run is None else float(run["measured_ms"]),
                 lower_bound_ms=None if cost is None else cost.lower_bound_ms,

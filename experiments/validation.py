@@ -91,6 +91,7 @@ def _row(named: NamedPlan, run: PlanRun) -> dict[str, object]:
         "world_size": named.plan.topology.world_size,
         "num_tables": len(named.plan.tables),
         "run_pass": run.pass_index,
+        "source": predicted.source.value,
         "predicted_ms": predicted.step_ms,
         "measured_ms": measured.step_ms,
         "extrapolated": predicted.extrapolated,
