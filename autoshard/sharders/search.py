@@ -62,7 +62,7 @@ class AutoshardSharder:
         best: tuple[int, ...] | None = None
         best_ms = float("inf")
         dead_end: InfeasibleError | None = None
-        for start in self._starts(task, cost_model, seed):
+        for start in self._starts(task, cost_model, seed, meter):
             # However short the time, one start is tried.
             if best is not None and not meter.may_go_on():
                 break
@@ -86,14 +86,21 @@ class AutoshardSharder:
         return best
 
     def _starts(
-        self, task: PlacementTask, cost_model: CostModel, seed: int
+        self, task: PlacementTask, cost_model: CostModel, seed: int, meter: Meter
     ) -> Iterator[Callable[[], list[tuple[int, ...]]]]:
         yield partial(_one, place_by_cost, task, cost_model)
         policy = self._policy
         if policy is not None:
             yield lambda: [
                 tuple(rollout.ranks)
-                for rollout in rollouts(task, cost_model, policy, self._num_rollouts, seed)
+                for rollout in rollouts(
+                    task,
+                    cost_model,
+                    policy,
+                    self._num_rollouts,
+                    seed,
+                    deadline_s=meter.deadline_s,
+                )
             ]
         for name in HEURISTIC_COSTS:
             yield partial(_one, place_by_heuristic, name, task)

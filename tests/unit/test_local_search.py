@@ -265,6 +265,7 @@ def test_a_meter_tells_spent_budget_from_spent_time() -> None:
     meter.spend(3)
     assert not meter.may_go_on()
     assert (meter.remaining, meter.cut_short) == (0, False)
+    assert meter.deadline_s is None
     done = Meter(SearchBudget(num_evaluations=0, time_limit_s=0.0))
     assert not done.may_go_on()
     assert not done.cut_short  # nothing was left that time could have cut
