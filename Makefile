@@ -31,7 +31,7 @@ demo: $(READY) ## Measure, learn, plan, run and report on this machine (at most 
 	"$(BIN)/python" -m experiments.demo
 
 test: $(READY) ## Run the tests (under 8 minutes on 2 cores)
-	"$(BIN)/python" -m pytest -m "not slow and not gpu"
+	"$(BIN)/python" -m pytest -n 2 --dist loadfile -m "not slow and not gpu"
 
 test-slow: $(READY) ## Run the tests that take minutes
 	"$(BIN)/python" -m pytest -m slow
