@@ -223,6 +223,10 @@ def _errors(path: Path) -> Mapping[str, Any]:
     report = read_json(path, "error report")
     try:
         network, floor = report["network"], report.get("noise_floor")
+        exchanges = report.get("collectives") or {}
+        for scores in (exchanges, exchanges.get("test") or {}):
+            if "median" in scores:
+                float(scores["median"]), int(scores["num"])
         for facts in report["splits"].values():
             int(facts["num_sets"])
             _check_scores(facts["models"][network])

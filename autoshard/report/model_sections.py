@@ -18,6 +18,7 @@ from autoshard.report.sections import (
     HtmlTable,
     Section,
     count,
+    listed,
     missing_section,
     module_command,
     percent,
@@ -121,12 +122,20 @@ def _error_table(scores: Mapping[str, Any], num_sets: int, split: str) -> HtmlTa
 
 
 def _collective_notes(facts: Mapping[str, Any] | None) -> tuple[str, ...]:
-    if not facts or "median" not in facts:
+    """Held out first: what was trained on says little about what will be predicted."""
+    if not facts:
         return ()
-    return (
-        f"All-to-alls, on the {facts.get('num', '')} measurements that were trained on: median "
-        f"relative error {percent(float(facts['median']))}.",
-    )
+    held_out = facts.get("test")
+    parts = [
+        f"{percent(float(scores['median']))} on the {int(scores['num']):,} measurements that "
+        f"were {what}"
+        for what, scores in (("held out", held_out), ("trained on", facts))
+        if scores and "median" in scores
+    ]
+    if not parts:
+        return ()
+    note = f"All-to-alls, median relative error: {listed(parts)}."
+    return (note if held_out else f"{note} None were held out.",)
 
 
 def learning_section(data: ReportData) -> Section:

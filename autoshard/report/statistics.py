@@ -43,9 +43,11 @@ def geometric_mean_ratio(values: ArrayLike, reference: ArrayLike) -> Estimate:
     Raises:
         InputError: fewer than two pairs, unequal lengths, or a number that is not > 0.
     """
-    ratios = np.log(_positive(values, "values")) - np.log(_positive(reference, "reference"))
-    if ratios.ndim != 1 or len(ratios) < 2:
-        raise InputError("a ratio needs at least two pairs", got=ratios.shape)
+    values_N, reference_N = _positive(values, "values"), _positive(reference, "reference")
+    _check_pairs(values_N, reference_N)
+    if len(values_N) < 2:
+        raise InputError("a ratio needs at least two pairs", got=values_N.shape)
+    ratios = np.log(values_N) - np.log(reference_N)
     mean = float(ratios.mean())
     error = float(ratios.std(ddof=1) / np.sqrt(len(ratios)))
     two_sided = float(stats.t.ppf(0.975, len(ratios) - 1)) * error
@@ -67,7 +69,7 @@ def kendall_tau(first: ArrayLike, second: ArrayLike) -> Estimate:
         second: n numbers.
 
     Raises:
-        InputError: fewer than three pairs or unequal lengths.
+        InputError: fewer than three pairs, unequal lengths, or a number that is not finite.
     """
     first_N = np.asarray(first, dtype=np.float64)
     second_N = np.asarray(second, dtype=np.float64)
@@ -75,6 +77,8 @@ def kendall_tau(first: ArrayLike, second: ArrayLike) -> Estimate:
         raise InputError(
             "Kendall's tau needs at least three pairs", got=f"{first_N.shape}, {second_N.shape}"
         )
+    if not np.all(np.isfinite(first_N) & np.isfinite(second_N)):
+        raise InputError("Kendall's tau needs finite numbers", remedy="leave the other pairs out")
     generator = np.random.default_rng(SEED)
     draws = []
     for _ in range(NUM_RESAMPLES):
@@ -90,9 +94,17 @@ def kendall_tau(first: ArrayLike, second: ArrayLike) -> Estimate:
 
 
 def relative_errors(predicted: ArrayLike, measured: ArrayLike) -> FloatArray:
-    """|predicted − measured| / measured, pair by pair."""
-    measured_N = _positive(measured, "measured")
-    return np.abs(np.asarray(predicted, dtype=np.float64) - measured_N) / measured_N
+    """|predicted − measured| / measured, pair by pair.
+
+    Raises:
+        InputError: unequal lengths, or a measured value that is not > 0.
+    """
+    predicted_N, measured_N = (
+        np.asarray(predicted, dtype=np.float64),
+        _positive(measured, "measured"),
+    )
+    _check_pairs(predicted_N, measured_N)
+    return np.abs(predicted_N - measured_N) / measured_N
 
 
 def mean_and_std(values: ArrayLike) -> tuple[float, float]:
@@ -106,6 +118,13 @@ def mean_and_std(values: ArrayLike) -> tuple[float, float]:
 
 def _positive(values: ArrayLike, what: str) -> FloatArray:
     array = np.asarray(values, dtype=np.float64)
-    if not np.all(np.isfinite(array) & (array > 0)):
-        raise InputError(f"{what} must be numbers > 0", got=array[~(array > 0)][:5].tolist())
+    usable = np.isfinite(array) & (array > 0)
+    if not np.all(usable):
+        raise InputError(f"{what} must be finite numbers > 0", got=array[~usable][:5].tolist())
     return array
+
+
+def _check_pairs(first: FloatArray, second: FloatArray) -> None:
+    """Refuse what NumPy would broadcast: one number against many is no pairing."""
+    if first.ndim != 1 or first.shape != second.shape:
+        raise InputError("values must come in pairs", got=f"{first.shape} against {second.shape}")

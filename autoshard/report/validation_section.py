@@ -46,6 +46,8 @@ def per_plan(validation: pd.DataFrame) -> pd.DataFrame:
     result["num_passes"] = measured.size().to_numpy()
     for name in ("extrapolated", "oversubscribed"):
         result[name] = grouped[name].max().to_numpy() > 0
+    if "source" in usable:
+        result["source"] = grouped["source"].first().to_numpy()
     result["marked"] = result["extrapolated"] | result["oversubscribed"]
     return result
 
@@ -102,7 +104,9 @@ def validation_section(data: ReportData) -> Section:
 
 
 def _prediction_source(data: ReportData, run: Mapping[Any, Any]) -> str:
-    """The source that the plan itself gives for this step time; else a prediction."""
+    """What the run says; of older runs what the plan says of this step time; else a prediction."""
+    if isinstance(run.get("source"), str):
+        return str(run["source"])
     for name, plan in data.plans.items():
         if (
             plan.cost is None

@@ -181,6 +181,21 @@ def test_cost_model(full):
     assert "30.0%, no better than the best baseline" in section(worse, "cost-model").takeaway
 
 
+def test_all_to_alls_held_out_come_before_those_trained_on(full):
+    report = error_report(0.1, 0.2, None)
+    (note,) = section(dataclasses.replace(full, errors=report), "cost-model").notes
+    assert note == (
+        "All-to-alls, median relative error: 20.0% on the 5 measurements that were trained on. "
+        "None were held out."
+    )
+    report["collectives"] |= {"test": {"num": 2, "median": 0.4, "mean": 0.4}}
+    (note,) = section(dataclasses.replace(full, errors=report), "cost-model").notes
+    assert note == (
+        "All-to-alls, median relative error: 40.0% on the 2 measurements that were held out and "
+        "20.0% on the 5 measurements that were trained on."
+    )
+
+
 def test_learning(full):
     part = section(full, "learning")
     assert part.takeaway == (
@@ -331,6 +346,18 @@ def test_a_simulated_step_is_not_called_predicted():
     part = section(ReportData(folder="f", plans={"a": plan}, validation=frame), "validation")
     assert "the simulated step time is off by 1.00 ms" in part.takeaway
     assert headings(part.tables[0])[3] == "step, ms simulated"
+
+
+def test_the_source_that_a_run_records_is_believed_without_its_plan():
+    rows = validation_rows(
+        plan=["a.json", "b.json"],
+        sharder=["a", "b"],
+        predicted_ms=[5.0, 6.0],
+        measured_ms=[5.0, 6.0],
+        source=["simulated", "predicted"],
+    )
+    part = section(ReportData(folder="f", validation=rows), "validation")
+    assert [row[3:5] for row in part.tables[0].rows] == [("–", "5.00"), ("6.00", "–")]
 
 
 def test_an_empty_folder_gives_a_page_of_commands(tmp_path):

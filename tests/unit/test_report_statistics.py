@@ -116,3 +116,21 @@ def test_mean_and_std_skip_what_is_not_finite():
     assert mean_and_std([1.0, math.nan, 3.0, math.inf]) == pytest.approx((2.0, math.sqrt(2)))
     assert mean_and_std([5.0]) == (5.0, 0.0)
     assert all(math.isnan(value) for value in mean_and_std([math.nan]))
+
+
+@pytest.mark.parametrize("one_sided", [[2.0], [2.0, 3.0], [[1.0, 2.0, 3.0]]])
+def test_one_value_is_never_paired_with_many(one_sided):
+    with pytest.raises(InputError, match="pairs"):
+        geometric_mean_ratio([1.0, 2.0, 3.0], one_sided)
+    with pytest.raises(InputError, match="pairs"):
+        relative_errors([1.0, 2.0, 3.0], one_sided)
+
+
+def test_an_infinite_value_is_named():
+    with pytest.raises(InputError, match=r"got: \[inf\]"):
+        geometric_mean_ratio([1.0, math.inf], [1.0, 1.0])
+
+
+def test_tau_of_a_missing_value_is_refused():
+    with pytest.raises(InputError, match="finite"):
+        kendall_tau([1.0, 2.0, math.nan], [1.0, 2.0, 3.0])
