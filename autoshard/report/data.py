@@ -48,6 +48,8 @@ _EVALUATION = {
 _TRANSFER = {
     "setting_train": _TEXT,
     "setting_eval": _TEXT,
+    "sharder": _TEXT,
+    "task": _TEXT,
     "infeasible": _NUMBER,
     "ratio_to_cost_greedy": _NUMBER,
 }

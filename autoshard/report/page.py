@@ -20,7 +20,8 @@ from autoshard.report.rank_section import rank_section
 from autoshard.report.sections import Section, module_command
 from autoshard.report.summary_section import summary_section
 from autoshard.report.svg import Picture
-from autoshard.report.unseen_sections import evaluation_section, transfer_section
+from autoshard.report.transfer_section import transfer_section
+from autoshard.report.unseen_sections import evaluation_section
 from autoshard.report.validation_section import validation_section
 
 __all__ = ["ReportData", "load_report_data", "render_report", "report_sections", "write_report"]

@@ -1,16 +1,18 @@
-"""The report's section on how evenly each sharder loads the ranks."""
+"""The report's section on how evenly each sharder loads the ranks, and how full they are."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from autoshard.memory import RankLedger, memory_ledger
 from autoshard.objective import CostSource
 from autoshard.plan import ShardingPlan
 from autoshard.report.data import ReportData
 from autoshard.report.figures import rank_costs
+from autoshard.report.memory_figure import rank_memory
 from autoshard.report.sections import (
     Column,
     HtmlTable,
@@ -18,15 +20,17 @@ from autoshard.report.sections import (
     marks,
     milliseconds,
     missing_section,
+    percent,
 )
 from autoshard.report.summary_section import cost_source, one_problem, plan_command
+from autoshard.topology import GIB
 
 
 def rank_section(data: ReportData) -> Section:
     """How evenly each sharder loads the ranks."""
     plans = {k: p for k, p in one_problem(data.plans).items() if p.cost is not None}
     command = plan_command(data)
-    title, anchor = "Cost of each rank", "ranks"
+    title, anchor = "Cost and memory of each rank", "ranks"
     if not plans:
         return missing_section(anchor, title, "No plans with a cost here yet.", command)
     plans = dict(sorted(plans.items(), key=lambda item: _step_ms(item[1])))
@@ -48,13 +52,15 @@ def rank_section(data: ReportData) -> Section:
         takeaway += (
             f"; with {uneven} it is {imbalance[uneven]:.2f} times." if (uneven != even) else "."
         )
+    ledgers = {name: memory_ledger(p.problem, p.slices_by_rank()) for name, p in plans.items()}
+    pictures = [rank_costs(group, key=f"ranks{i}") for i, group in enumerate(groups)]
     return Section(
         anchor=anchor,
         title=title,
-        takeaway=takeaway,
+        takeaway=f"{takeaway} {_memory_sentence(ledgers)}",
         command=command,
-        pictures=tuple(rank_costs(group, key=f"ranks{i}") for i, group in enumerate(groups)),
-        tables=tuple(_rank_table(group) for group in groups),
+        pictures=(*pictures, rank_memory(ledgers)),
+        tables=(*(_rank_table(group) for group in groups), _memory_table(ledgers)),
     )
 
 
@@ -86,6 +92,53 @@ def _rank_table(plans: Mapping[str, ShardingPlan]) -> HtmlTable:
         Column(title="remarks", numeric=False),
     )
     return HtmlTable(columns=columns, rows=tuple(rows))
+
+
+def _memory_sentence(ledgers: Mapping[str, Sequence[RankLedger]]) -> str:
+    name, fullest = max(
+        ((name, _fullest(ranks)) for name, ranks in ledgers.items()), key=lambda e: _share(e[1])
+    )
+    return f"No rank is fuller than {percent(_share(fullest))} (rank {fullest.rank} under {name})."
+
+
+def _memory_table(ledgers: Mapping[str, Sequence[RankLedger]]) -> HtmlTable:
+    """Memory by the ledger: counted from the plan, neither predicted nor measured."""
+    rows = []
+    for name, ranks in ledgers.items():
+        fullest = _fullest(ranks)
+        mean_bytes = sum(ledger.total_bytes for ledger in ranks) / len(ranks)
+        rows.append(
+            (
+                name,
+                str(fullest.rank),
+                f"{fullest.total_bytes / GIB:.3f}",
+                f"{fullest.hbm_bytes / GIB:.3f}",
+                percent(_share(fullest)),
+                f"{mean_bytes / GIB:.3f}",
+            )
+        )
+    columns = (
+        Column(title="sharder", numeric=False),
+        Column(title="fullest rank"),
+        Column(title="needs, GiB"),
+        Column(title="has, GiB"),
+        Column(title="full"),
+        Column(title="mean over ranks, GiB"),
+    )
+    return HtmlTable(
+        columns=columns, rows=tuple(rows), caption="Memory, counted by the plan's ledger"
+    )
+
+
+def _fullest(ranks: Sequence[RankLedger]) -> RankLedger:
+    return max(ranks, key=_share)
+
+
+def _share(ledger: RankLedger) -> float:
+    """How full a rank is, 1 for full; infinite where something is put on a rank without memory."""
+    if ledger.hbm_bytes:
+        return ledger.total_bytes / ledger.hbm_bytes
+    return float("inf") if ledger.total_bytes else 0.0
 
 
 def _compute_R(plan: ShardingPlan) -> NDArray[np.float64]:

@@ -153,7 +153,7 @@ def summary_section(data: ReportData) -> Section:
     return Section(
         anchor="summary",
         title="Summary",
-        takeaway=_summary_takeaway(rows, plans),
+        takeaway=_summary_takeaway(rows, plans, _num_overlapping(data, rows, runs)),
         command=command,
         tables=(
             HtmlTable(columns=tuple(columns), rows=tuple(cells), caption=_problem_caption(plans)),
@@ -168,6 +168,25 @@ def cost_source(plans: Mapping[str, ShardingPlan], name: str) -> CostSource | No
     return None if plan is None or plan.cost is None else plan.cost.step.source
 
 
+def _num_overlapping(
+    data: ReportData, rows: list[ComparisonRow], runs: Mapping[str, pd.Series]
+) -> int:
+    """How many plans had a pass as fast as some pass of the fastest plan; its own not counted."""
+    ran = {
+        row.sharder: runs[PurePath(data.plan_file(row.sharder)).stem]
+        for row in rows
+        if row.measured_ms is not None
+    }
+    if not ran:
+        return 0
+    fastest = min(ran, key=lambda name: float(ran[name]["measured_ms"]))
+    return sum(
+        float(run["measured_low_ms"]) <= float(ran[fastest]["measured_high_ms"])
+        for name, run in ran.items()
+        if name != fastest
+    )
+
+
 def _problem_caption(plans: Mapping[str, ShardingPlan]) -> str:
     plan = next(iter(plans.values()), None)
     if plan is None:
@@ -178,7 +197,9 @@ def _problem_caption(plans: Mapping[str, ShardingPlan]) -> str:
     )
 
 
-def _summary_takeaway(rows: list[ComparisonRow], plans: Mapping[str, ShardingPlan]) -> str:
+def _summary_takeaway(
+    rows: list[ComparisonRow], plans: Mapping[str, ShardingPlan], num_overlapping: int
+) -> str:
     solved = [row for row in rows if row.predicted_ms is not None]
     infeasible = [row.sharder for row in rows if row.infeasible]
     parts = []
@@ -211,6 +232,11 @@ def _summary_takeaway(rows: list[ComparisonRow], plans: Mapping[str, ShardingPla
         parts.append(
             f"{also}{verb} the fastest of {count(len(runs), 'plan')} as measured, "
             f"with {milliseconds(fastest.measured_ms)} ms"
+            + (
+                f", though passes of {count(num_overlapping, 'other plan')} were as fast"
+                if num_overlapping
+                else ""
+            )
         )
     elif solved:
         parts.append("no plan has been run")

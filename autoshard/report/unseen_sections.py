@@ -1,15 +1,14 @@
-"""The report's sections about problems that training never saw: evaluation and transfer."""
+"""The report's section about problems of tables that training never saw."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
 from autoshard.report.data import ReportData
-from autoshard.report.figures import ratio_strips, transfer_map
+from autoshard.report.figures import ratio_strips
 from autoshard.report.sections import (
     MISSING,
     Column,
@@ -38,6 +37,9 @@ class Contender:
     """Problems it was given (over all training seeds together)."""
     num_infeasible: int
     num_extrapolated: int
+    """Of its own plans."""
+    ratio_extrapolated: bool
+    """Whether the ratio to the baseline rests on an extrapolated cost, of either side."""
     to_baseline: Estimate | None
     """Paired by problem; training seeds are averaged first. None with fewer than two pairs."""
     seed_std: float | None
@@ -60,11 +62,16 @@ def contenders(frame: pd.DataFrame, baseline: str = BASELINE) -> list[Contender]
         frame: evaluation rows of one cost source.
         baseline: the sharder that is divided by.
     """
-    base = _solved(frame[frame["sharder"] == baseline]).groupby("task")["objective_ms"].first()
+    base = (
+        _solved(frame[frame["sharder"] == baseline])
+        .groupby("task")[["objective_ms", "extrapolated"]]
+        .first()
+        .rename(columns={"objective_ms": "base_ms", "extrapolated": "base_extrapolated"})
+    )
     found = []
     for sharder, group in frame.groupby("sharder", sort=False):
         solved = _solved(group)
-        paired = solved.join(base.rename("base_ms"), on="task").dropna(subset=["base_ms"])
+        paired = solved.join(base, on="task").dropna(subset=["base_ms"])
         logs = (paired["objective_ms"] / paired["base_ms"]).map(np.log)
         by_task = np.exp(logs.groupby(paired["task"]).mean())
         by_seed = np.exp(logs.groupby(paired["training_seed"]).mean())
@@ -75,6 +82,9 @@ def contenders(frame: pd.DataFrame, baseline: str = BASELINE) -> list[Contender]
                 num_problems=len(group),
                 num_infeasible=len(group) - len(solved),
                 num_extrapolated=int((solved["extrapolated"].fillna(0) > 0).sum()),
+                ratio_extrapolated=bool(
+                    (paired[["extrapolated", "base_extrapolated"]].fillna(0) > 0).any(axis=None)
+                ),
                 to_baseline=(
                     geometric_mean_ratio(by_task, np.ones(len(by_task)))
                     if len(by_task) > 1
@@ -157,26 +167,42 @@ def _evaluation_takeaway(found: list[Contender], num_tasks: int, source: str) ->
     solving = [c for c in found if c.above_best is not None]
     if not solving:
         return f"{over}no sharder finds a plan."
-    best = solving[0]
+    # A gap counts only the problems that are solved, so solving few must not win.
+    most = max(_share_solved(c) for c in solving)
+    best = next(c for c in solving if _share_solved(c) == most)
     text = f"{over}{best.sharder} comes closest to the best known plans"
-    text += f" ({percent(best.above_best, 2)} above)"
+    if best is not solving[0]:
+        text = f"{over}{best.sharder} comes closest of those that solve most problems"
+    text += (
+        f" ({percent(best.above_best, 2)} above{', extrapolated' * bool(best.num_extrapolated)})"
+    )
+    for c in solving[: solving.index(best)]:
+        text += (
+            f"; {c.sharder} is closer ({percent(c.above_best, 2)}), but only on the "
+            f"{c.num_problems - c.num_infeasible} of {c.num_problems} that it solves"
+        )
     policy = next((c for c in found if c.sharder == "ppo"), None)
     subject = policy if policy is not None else best
     if subject.to_baseline is not None and subject.sharder != BASELINE:
         estimate = subject.to_baseline
         text += (
             f"; {subject.sharder} takes {ratio(estimate.value)} times the step time of "
-            f"{BASELINE}, 95% interval {interval(estimate, 4)}, {_verdict(subject)}"
+            f"{BASELINE} on the {count(estimate.num, 'problem')} that both solve, "
+            f"95% interval {interval(estimate, 4)}, {_verdict(subject)}"
         )
     failing = [f"{c.sharder} {c.num_infeasible}" for c in found if c.num_infeasible]
     text += f"; without a plan: {', '.join(failing)}" if failing else "; all found a plan each time"
     return text + "."
 
 
+def _share_solved(contender: Contender) -> float:
+    return 1 - contender.num_infeasible / contender.num_problems
+
+
 def _verdict(contender: Contender) -> str:
     estimate = contender.to_baseline
     assert estimate is not None
-    if contender.num_extrapolated:
+    if contender.ratio_extrapolated:
         return "with extrapolated costs, so no gain is claimed"
     if estimate.high < 1:
         return "which is better"
@@ -214,85 +240,6 @@ def _contender_table(found: list[Contender], num_tasks: int, source: str) -> Htm
     return HtmlTable(
         columns=columns,
         rows=tuple(rows),
-        caption=f"{count(num_tasks, 'problem')}, {source} costs, best first",
+        caption=f"{count(num_tasks, 'problem')}, {source} costs; smallest gap to the best "
+        "known first, each over the problems that the sharder solves",
     )
-
-
-def transfer_section(data: ReportData) -> Section:
-    """Does a policy carry over to other tables, table counts and rank counts?"""
-    anchor, title = "transfer", "Transfer"
-    folder = data.folder
-    command = module_command(
-        "experiments.transfer",
-        *data.option("policy", "policies={{home: {}}}"),
-        *data.option("cost_model"),
-        f"out={folder}/transfer",
-    )
-    if data.transfer is None:
-        return missing_section(anchor, title, "Transfer was not evaluated here yet.", command)
-    frame = data.transfer
-    estimates: dict[tuple[str, str], float] = {}
-    rows = []
-    for (train, evaluated), group in frame.groupby(["setting_train", "setting_eval"], sort=False):
-        values = group["ratio_to_cost_greedy"]
-        values = values[np.isfinite(values) & (values > 0)]
-        estimate = geometric_mean_ratio(values, np.ones(len(values))) if len(values) > 1 else None
-        value = None if not len(values) else float(np.exp(np.log(values).mean()))
-        if value is not None:
-            estimates[str(train), str(evaluated)] = value
-        rows.append(
-            (
-                str(train),
-                str(evaluated),
-                ratio(value),
-                interval(estimate, 4),
-                str(len(values)),
-                f"{int((group['infeasible'].fillna(0) > 0).sum())} of {len(group)}",
-            )
-        )
-    if not estimates:
-        return missing_section(anchor, title, "No problem was solved in any setting.", command)
-    trains = list(dict.fromkeys(frame["setting_train"]))
-    settings = list(dict.fromkeys(frame["setting_eval"]))
-    grid = pd.DataFrame(
-        [[estimates.get((t, e), np.nan) for e in settings] for t in trains],
-        index=pd.Index(trains),
-        columns=pd.Index(settings),
-    )
-    columns = (
-        Column(title="trained on", numeric=False),
-        Column(title="evaluated on", numeric=False),
-        Column(title=f"ratio to {BASELINE}"),
-        Column(title="95% interval"),
-        Column(title="problems compared"),
-        Column(title="infeasible"),
-    )
-    return Section(
-        anchor=anchor,
-        title=title,
-        takeaway=_transfer_takeaway(estimates, int((frame["infeasible"].fillna(0) > 0).sum())),
-        command=command,
-        pictures=(transfer_map(grid),),
-        tables=(HtmlTable(columns=columns, rows=tuple(rows)),),
-        notes=(
-            f"Step time under the cost model over {BASELINE}'s, geometric mean over the problems "
-            "that both solve; below 1 the policy is better.",
-        ),
-    )
-
-
-def _transfer_takeaway(values: Mapping[tuple[str, str], float], num_infeasible: int) -> str:
-    better = sum(value < 1 for value in values.values())
-    worst = max(values, key=values.__getitem__)
-    best = min(values, key=values.__getitem__)
-    text = f"The policy is better than {BASELINE} in {better} of {count(len(values), 'setting')}"
-    if len(values) > 1:
-        text += (
-            f": from {ratio(values[best])} ({best[1]}, trained on {best[0]}) to "
-            f"{ratio(values[worst])} ({worst[1]}, trained on {worst[0]})"
-        )
-    else:
-        text += f" ({ratio(values[best])})"
-    if num_infeasible:
-        text += f"; it finds no plan for {count(num_infeasible, 'problem')}"
-    return text + "."

@@ -11,6 +11,7 @@ import pytest
 
 from autoshard.errors import InputError
 from autoshard.measure.schema import RowKind
+from autoshard.memory import memory_ledger
 from autoshard.objective import CostSource
 from autoshard.report import figures, learning_figures
 from autoshard.report.__main__ import main
@@ -25,8 +26,10 @@ from autoshard.report.page import (
 )
 from autoshard.report.rank_section import rank_section
 from autoshard.report.summary_section import summary_section
-from autoshard.report.unseen_sections import evaluation_section, transfer_section
+from autoshard.report.transfer_section import transfer_section
+from autoshard.report.unseen_sections import evaluation_section
 from autoshard.report.validation_section import validation_section
+from autoshard.topology import Topology
 from tests.report_cases import (
     HOSTILE,
     error_report,
@@ -123,6 +126,17 @@ def test_summary(full):
     )
 
 
+def test_a_fastest_run_within_the_spread_of_others_is_told_as_such(full):
+    passes = pd.concat(
+        [
+            full.validation.assign(run_pass=n, measured_ms=full.validation["measured_ms"] + n)
+            for n in (0, 1, 2)
+        ]
+    )  # fast takes 15 to 17 ms, slow 16 to 18 ms
+    takeaway = section(dataclasses.replace(full, validation=passes), "summary").takeaway
+    assert "as measured, with 16.0 ms, though passes of 1 other plan were as fast" in takeaway
+
+
 def test_sources_have_columns_of_their_own_and_extrapolation_claims_nothing():
     data = ReportData(
         folder="f",
@@ -139,7 +153,7 @@ def test_sources_have_columns_of_their_own_and_extrapolation_claims_nothing():
     assert headings(table)[1:3] == ["step, ms predicted", "step, ms simulated"]
     assert [row[1:3] for row in table.rows] == [("5.00", "–"), ("–", "7.00")]
     ranks = section(data, "ranks")
-    assert len(ranks.tables) == len(ranks.pictures) == 2
+    assert len(ranks.tables) == len(ranks.pictures) == 3  # one per source, and the memory
 
 
 def test_a_plan_that_was_run_for_other_tables_is_not_shown_as_measured(full):
@@ -206,6 +220,19 @@ def test_learning(full):
     assert table.rows[0][1:6] == ("1.5000", "0.9000", "2", "0.9500", "3")
 
 
+def test_several_training_seeds_are_told_together(tmp_path):
+    for seed, best in enumerate((0.9, 1.1)):
+        (tmp_path / f"agent-{seed}").mkdir()
+        (tmp_path / f"agent-{seed}/metrics.jsonl").write_text(learning_lines([1.5, best]))
+    part = section(load_report_data(tmp_path), "learning")
+    # The mean of 0.9 and 1.1, and their standard deviation 0.2 / √2.
+    assert part.takeaway.startswith(
+        f"At their best validation, 2 policies plan for 1.0000 ± {0.2 / np.sqrt(2):.4f} times "
+    )
+    assert "the best of them (agent-0) plans for 0.9000 times" in part.takeaway
+    assert "flatters" in " ".join(part.notes)
+
+
 def test_a_run_that_only_got_worse_is_called_no_lower(tmp_path):
     (tmp_path / "metrics.jsonl").write_text(learning_lines([1.25, 1.5]))
     takeaway = section(load_report_data(tmp_path), "learning").takeaway
@@ -216,10 +243,16 @@ def test_a_run_that_only_got_worse_is_called_no_lower(tmp_path):
 
 def test_ranks(full):
     part = section(full, "ranks")
+    plan = full.plans["fast"]
+    full_shares = [
+        sum(ledger.lines_bytes.values()) / ledger.hbm_bytes
+        for ledger in memory_ledger(plan.problem, plan.slices_by_rank())
+    ]
     # Compute is (10, 9) and (18, 2): slowest over mean 10/9.5 and 18/10.
     assert part.takeaway == (
         "fast loads the 2 ranks most evenly: its slowest rank computes for 1.05 times the mean; "
-        "with slow it is 1.80 times."
+        "with slow it is 1.80 times. No rank is fuller than "
+        f"{max(full_shares):.1%} (rank {int(np.argmax(full_shares))} under fast)."
     )
     assert [row[5:7] for row in part.tables[0].rows] == [("1.053", "0"), ("1.800", "0")]
 
@@ -233,18 +266,32 @@ def test_one_rank_has_nothing_to_balance():
 def test_very_many_ranks_stay_readable():
     fwd_ms = tuple(float(n % 7 + 1) for n in range(200))
     data = ReportData(folder="f", plans={"a": plan_with("a", fwd_ms, num_tables=3)})
-    (picture,) = section(data, "ranks").pictures
-    assert "32 of 200 ranks, slowest first" in picture.svg
-    assert len(picture.svg) < 100_000
+    costs, memory = section(data, "ranks").pictures
+    assert "32 of 200 ranks, slowest first" in costs.svg
+    assert "32 of 200 ranks, fullest first" in memory.svg
+    assert max(len(costs.svg), len(memory.svg)) < 100_000
+
+
+def test_memory_of_the_fullest_rank_is_told_beside_what_it_has():
+    plan = plan_with("a", (1.0, 2.0))
+    one_rank = (plan.topology.hbm_bytes[0], 1)  # the second rank has one byte only
+    plan = dataclasses.replace(plan, topology=Topology(world_size=2, hbm_bytes=one_rank))
+    part = section(ReportData(folder="f", plans={"a": plan}), "ranks")
+    needed = memory_ledger(plan.problem, plan.slices_by_rank())[1].total_bytes
+    name, rank, needs, has, share, _ = part.tables[-1].rows[0]
+    assert (name, rank, has) == ("a", "1", "0.000")
+    assert needs == f"{needed / 2**30:.3f}"
+    assert share == f"{needed:.1%}"
+    assert part.tables[-1].caption == "Memory, counted by the plan's ledger"
 
 
 def test_evaluation(full):
     part = section(full, "evaluation")
     # fast halves both problems that it solves, so it is the best known there.
     assert part.takeaway == (
-        "Over 3 problems (predicted costs), fast comes closest to the best known plans (0.00% "
-        "above); fast takes 0.5000 times the step time of cost_greedy, 95% interval "
-        "[0.5000, 0.5000], which is better; without a plan: fast 1."
+        "Over 3 problems (predicted costs), cost_greedy comes closest of those that solve most "
+        "problems (58.74% above); fast is closer (0.00%), but only on the 2 of 3 that it solves; "
+        "without a plan: fast 1."
     )
     fast, greedy = part.tables[0].rows
     assert fast[:7] == ("fast", "0.5000", "[0.5000, 0.5000]", "–", "0.00%", "0.0%", "1 of 3")
@@ -276,6 +323,26 @@ def test_extrapolated_ratios_claim_nothing():
     assert part.tables[0].rows[0][-1] == "extrapolated (2)"
 
 
+def test_a_gain_over_an_extrapolated_baseline_is_not_claimed():
+    frame = evaluation_rows({"cost_greedy": [2.0, 2.0], "ppo": [1.0, 1.0]})
+    frame.loc[frame["sharder"] == "cost_greedy", "extrapolated"] = True
+    part = section(ReportData(folder="f", evaluation=frame), "evaluation")
+    assert "0.5000 times the step time of cost_greedy on the 2 problems that both solve" in (
+        part.takeaway
+    )
+    assert "no gain is claimed" in part.takeaway
+    assert "which is better" not in part.takeaway
+
+
+def test_a_sharder_that_solves_one_problem_of_twenty_does_not_win():
+    frame = evaluation_rows(
+        {"cost_greedy": [2.0] * 20, "lucky": [1.9, *[None] * 19], "steady": [1.95] * 20}
+    )
+    takeaway = section(ReportData(folder="f", evaluation=frame), "evaluation").takeaway
+    assert takeaway.startswith("Over 20 problems (predicted costs), steady comes closest of those")
+    assert "lucky is closer (0.00%), but only on the 1 of 20 that it solves" in takeaway
+
+
 def test_evaluation_without_a_single_plan():
     frame = evaluation_rows({"cost_greedy": [None, None], "ppo": [None, None]})
     data = ReportData(folder="f", evaluation=frame)
@@ -299,13 +366,43 @@ def test_costs_of_two_sources_are_evaluated_apart():
 def test_transfer(full):
     part = section(full, "transfer")
     assert part.takeaway == (
-        "The policy is better than cost_greedy in 1 of 2 settings: from 0.5000 (20 tables, "
-        "trained on fast) to 2.0000 (4 ranks, trained on fast); it finds no plan for 1 problem."
+        "Of 2 settings, the policy is better than cost_greedy in 1 and worse in 0; the rest shows "
+        "no clear difference. Ratios go from 0.5000 (20 tables, trained on fast) to 2.0000 "
+        "(4 ranks, trained on fast); it finds no plan in 1 attempt."
     )
     svg = part.pictures[0].svg
     assert ">0.500<" in svg
     assert ">2.000<" in svg
     assert part.tables[0].rows[1] == ("fast", "4 ranks", "2.0000", "–", "1", "1 of 2")
+
+
+def test_more_training_seeds_do_not_make_more_problems():
+    one = transfer_rows({("a", "b"): [0.8, 1.1, 0.9, 1.15]})
+    five = pd.concat([one.assign(training_seed=seed) for seed in range(5)], ignore_index=True)
+    (row,) = section(ReportData(folder="f", transfer=one), "transfer").tables[0].rows
+    (pooled,) = section(ReportData(folder="f", transfer=five), "transfer").tables[0].rows
+    assert pooled[:5] == row[:5]
+    assert (row[5], pooled[5]) == ("0 of 4", "0 of 20")
+
+
+def test_sharders_of_a_transfer_are_never_averaged():
+    rows = transfer_rows({("a", "b"): [0.5, 0.5]})
+    both = pd.concat(
+        [rows, rows.assign(sharder="random", ratio_to_cost_greedy=2.0)], ignore_index=True
+    )
+    (table,) = section(ReportData(folder="f", transfer=both), "transfer").tables
+    assert [row[:3] for row in table.rows] == [
+        ("a (ppo)", "b", "0.5000"),
+        ("a (random)", "b", "2.0000"),
+    ]
+
+
+def test_a_ratio_below_one_within_its_interval_is_no_gain():
+    rows = transfer_rows({("a", "b"): [0.7, 1.39, 1.0, 1.0]})
+    assert section(ReportData(folder="f", transfer=rows), "transfer").takeaway == (
+        "Of 1 setting, the policy is better than cost_greedy in 0 and worse in 0; the rest shows "
+        "no clear difference (ratio 0.9932)."
+    )
 
 
 def test_transfer_where_nothing_was_solved():
