@@ -1,4 +1,3 @@
-import multiprocessing
 import os
 import signal
 import time
@@ -14,6 +13,7 @@ from autoshard.measure.config import CollectiveConfig, MeasureConfig, TimingConf
 from autoshard.measure.loading import load_collective_rows
 from autoshard.measure.runner import collective_schedule, measure_collectives
 from autoshard.measure.traffic_sampling import Direction, Traffic
+from tests.process_cases import Children
 
 QUICK = TimingConfig(warmup_iterations=1, min_iterations=5, max_iterations=5)
 CONFIG = CollectiveConfig(world_sizes=(2, 3), timing=QUICK, item_time_limit_s=30.0)
@@ -57,21 +57,23 @@ def test_uneven_groups_are_measured_stored_and_not_repeated(tmp_path):
     ],
 )
 def test_a_dead_or_silent_rank_ends_the_run(sent, limit_s, message):
+    children = Children()
     items = [traffic(64, 64, index=index) for index in range(400)]
     config = replace(CONFIG, item_time_limit_s=limit_s)
     timings = time_collectives(items, config)
     for _ in range(3):
         next(timings)
-    os.kill(max(child.pid for child in multiprocessing.active_children()), sent)
+    os.kill(max(child.pid for child in children.new()), sent)
     start = time.monotonic()
     with pytest.raises(WorkerError, match=message):
         list(timings)
     assert time.monotonic() - start < 20.0
-    assert not multiprocessing.active_children()
+    assert not children.new()
 
 
 def test_a_failing_rank_is_named_with_its_cause():
+    children = Children()
     # A delay is missing for rank 1.
     with pytest.raises(WorkerError, match=r"rank 1 failed\n(?s:.*)IndexError"):
         list(time_collectives([traffic(64, 64)], CONFIG, arrival_delay_ms=(0.0,)))
-    assert not multiprocessing.active_children()
+    assert not children.new()

@@ -1,4 +1,3 @@
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -18,6 +17,7 @@ from autoshard.measure.sampling import ShardSetSampler
 from autoshard.measure.store import part_paths, read_part
 from autoshard.problem import Optimizer
 from autoshard.tables import Table
+from tests.process_cases import Children
 
 pytest.importorskip("fbgemm_gpu", reason="kernels need fbgemm-gpu-cpu or fbgemm-gpu")
 
@@ -125,14 +125,16 @@ def is_running(pid):
 
 
 def test_a_killed_worker_is_an_error_and_finished_rows_are_kept(tmp_path):
+    children = Children()
+
     def kill_at_five(done, total, what):
         if done == 5:
-            (worker,) = multiprocessing.active_children()
+            (worker,) = children.new()
             os.kill(worker.pid, signal.SIGKILL)
 
     with pytest.raises(WorkerError, match="killed by SIGKILL"):
         measure_kernels(CONFIG, TABLES, tmp_path, kill_at_five)
-    assert not multiprocessing.active_children()
+    assert not children.new()
     assert len(stored_keys(tmp_path / "kernels")) >= 5
 
 

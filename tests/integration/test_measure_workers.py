@@ -1,5 +1,4 @@
 import math
-import multiprocessing
 import operator
 import time
 from functools import partial
@@ -8,6 +7,7 @@ import pytest
 
 from autoshard.errors import WorkerError
 from autoshard.measure.workers import run_tasks
+from tests.process_cases import Children
 
 # Factories that can be pickled without this module: called with a worker's number, the
 # first makes a handler that raises the number to the task's power, the second `exec`.
@@ -21,11 +21,12 @@ def collect(factory, tasks, **options):
 
 
 def test_every_task_is_answered_once():
+    children = Children()
     answers = collect(POWERS, [float(x) for x in range(20)])
     # Worker 0 computes 0 ** x, worker 1 computes 1 ** x.
     assert sorted(task for task, _ in answers) == [float(x) for x in range(20)]
     assert {answer for _, answer in answers} <= {0.0, 1.0}
-    assert not multiprocessing.active_children()
+    assert not children.new()
 
 
 def test_no_tasks_start_no_workers():
@@ -43,6 +44,7 @@ def test_no_tasks_start_no_workers():
     ],
 )
 def test_failures_end_the_run_with_their_cause(code, message):
+    children = Children()
     answers = run_tasks(EXECUTE, ["1", code], num_workers=1, time_limit_s=2.0)
     assert next(answers) == ("1", None)
     start = time.monotonic()
@@ -50,4 +52,4 @@ def test_failures_end_the_run_with_their_cause(code, message):
         next(answers)
     assert message in str(caught.value)
     assert time.monotonic() - start < 40.0
-    assert not multiprocessing.active_children()
+    assert not children.new()

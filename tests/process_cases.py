@@ -1,0 +1,16 @@
+"""Child processes that a test started, apart from worker groups that other tests keep open."""
+
+from __future__ import annotations
+
+import multiprocessing
+from multiprocessing.process import BaseProcess
+
+
+class Children:
+    """The children there were before; `new()` gives those that came since and still live."""
+
+    def __init__(self) -> None:
+        self._before = {child.pid for child in multiprocessing.active_children()}
+
+    def new(self) -> list[BaseProcess]:
+        return [c for c in multiprocessing.active_children() if c.pid not in self._before]
