@@ -22,6 +22,7 @@ setup: $(READY) ## Install everything into .venv
 $(READY): pyproject.toml
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || \
 	  { echo "error: autoshard needs Python 3.11; got $$("$(PYTHON)" --version 2>&1). Remedy: make PYTHON=/path/to/python3.11" >&2; exit 2; }
+	@echo "Installing into $(VENV): one to five minutes, once"
 	"$(PYTHON)" -m venv "$(VENV)"
 	"$(BIN)/python" -m pip install --quiet --disable-pip-version-check --upgrade pip
 	"$(BIN)/python" -m pip install --quiet --disable-pip-version-check -e '.[$(DEVICE_EXTRA),dev]'
