@@ -91,10 +91,10 @@ def error_table(report: Mapping[str, Any], split: str | None = None) -> RichTabl
     table = RichTable(
         title=f"Cost model on {split} tables: relative error, {facts['num_sets']} shard sets"
     )
-    table.add_column("predictor")
+    table.add_column("predictor", no_wrap=True)
     for name in QUANTITIES:
-        table.add_column(f"{name} median", justify="right")
-    for column in ("total mean", "total p90", "tau"):
+        table.add_column(f"{name}\nmedian", justify="right")
+    for column in ("total\nmean", "total\np90", "tau"):
         table.add_column(column, justify="right")
     rows = dict(facts["models"])
     if report.get("noise_floor"):

@@ -65,17 +65,17 @@ def summary_table(frame: pd.DataFrame, baseline: str = BASELINE) -> RichTable:
         caption=f"ratios are geometric means over problems feasible for both, to {baseline}; "
         "gaps are to the lower bound and to the best plan known",
     )
-    for column in ("sharder", "training seed"):
-        table.add_column(column)
+    table.add_column("sharder", no_wrap=True)
+    table.add_column("training\nseed", justify="right")
     for column in (
-        f"ratio to {baseline}",
-        "95% interval",
-        "gap to bound",
-        "gap to best",
-        "infeasible",
-        "planning s",
+        f"ratio to\n{baseline}",
+        "95%\ninterval",
+        "above\nbound",
+        "above\nbest",
+        "infea-\nsible",
+        "planning\ns",
     ):
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", no_wrap=True)
     order = rows.sort_values("gap_to_best") if "gap_to_best" in rows else rows
     for row in order.to_dict("records"):
         seed = row["training_seed"]
@@ -83,7 +83,7 @@ def summary_table(frame: pd.DataFrame, baseline: str = BASELINE) -> RichTable:
             str(row["sharder"]),
             "" if seed < 0 else str(seed),
             _number(row.get("ratio"), ".4f"),
-            f"{_number(row.get('ratio_low'), '.4f')} – {_number(row.get('ratio_high'), '.4f')}",
+            f"{_number(row.get('ratio_low'), '.3f')}–{_number(row.get('ratio_high'), '.3f')}",
             _number(row.get("gap_to_bound"), ".1%"),
             _number(row.get("gap_to_best"), ".2%"),
             str(row["num_infeasible"]),

@@ -41,20 +41,25 @@ def run(config: RunPlanConfig, out_dir: Path, metrics: MetricsLog) -> None:
     if not config.plans:
         raise InputError("no plan is given", remedy="plans=[a.json,b.json]")
     model = None if config.cost_model is None else load_cost_model(config.cost_model)
-    named = [_named(path, load_plan(path), model) for path in config.plans]
+    stems = [Path(path).stem for path in config.plans]
+    short = len(set(stems)) == len(stems)
+    named = [
+        _named(stem if short else path, load_plan(path), model)
+        for stem, path in zip(stems, config.plans, strict=True)
+    ]
     frame = validate_plans(named, config.validation, out_dir)
     Console().print(validation_summary(frame))
     Console().print(f"rows: {out_dir / 'validation.parquet'}")
 
 
-def _named(path: str, plan: ShardingPlan, model: CostModel | None) -> NamedPlan:
+def _named(name: str, plan: ShardingPlan, model: CostModel | None) -> NamedPlan:
     step = plan.cost.step if plan.cost is not None else None
     if model is not None:
         step = predict_plan(plan, model)
     elif step is None:
         step = predict_plan(plan, load_cost_model("default"))
     sharder = str(plan.provenance.get("sharder", "by hand"))
-    return NamedPlan(name=path, sharder=sharder, plan=plan, predicted=step)
+    return NamedPlan(name=name, sharder=sharder, plan=plan, predicted=step)
 
 
 if __name__ == "__main__":

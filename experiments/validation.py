@@ -117,15 +117,13 @@ def validation_summary(frame: pd.DataFrame) -> RichTable:
     """Predicted and measured step time per plan, with errors and Kendall's tau below."""
     plans = per_plan(frame)
     table = RichTable(title="Predicted against measured step time (median over passes)")
-    for column in ("plan", "sharder"):
-        table.add_column(column)
-    for column in ("predicted ms", "measured ms", "spread ms", "error"):
+    table.add_column("plan", no_wrap=True)
+    for column in ("predicted\nms", "measured\nms", "spread\nms", "error"):
         table.add_column(column, justify="right")
     for row in plans.to_dict("records"):
         predicted, measured = float(row["predicted_ms"]), float(row["measured_ms"])
         table.add_row(
             str(row["plan"]),
-            str(row["sharder"]),
             f"{predicted:.2f}",
             f"{measured:.2f}",
             f"{row['measured_spread_ms']:.2f}",
