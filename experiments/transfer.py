@@ -17,6 +17,7 @@ from rich.table import Table as RichTable
 
 from autoshard.cost_models.exported import load_cost_model
 from autoshard.errors import InfeasibleError
+from autoshard.objective import StepCost
 from autoshard.planning import make_plan
 from autoshard.policies import Policy, load_policy
 from autoshard.problem import ShardingProblem
@@ -178,14 +179,14 @@ def _evaluate(
     cost_model: CostModel,
     seed: int,
 ) -> None:
-    base_ms: float | None = None
+    base: StepCost | None = None
     for label, policy in policies.items():
         key = f"{label}/{policy.fingerprint}/{target.name}/{index}"
         if key in rows:
             continue
-        if base_ms is None:
-            base_ms = _step_ms(problem, "cost_greedy", cost_model, None, seed)
-        own_ms = _step_ms(problem, "ppo", cost_model, policy, seed)
+        if base is None:
+            base = _step(problem, "cost_greedy", cost_model, None, seed)
+        own = _step(problem, "ppo", cost_model, policy, seed)
         rows.add(
             key,
             {
@@ -194,17 +195,19 @@ def _evaluate(
                 "sharder": "ppo",
                 "task": f"{target.name}-{index}",
                 "training_seed": -1,
-                "infeasible": own_ms is None,
+                "infeasible": own is None,
                 "ratio_to_cost_greedy": (
-                    None if own_ms is None or base_ms is None else own_ms / base_ms
+                    None if own is None or base is None else own.step_ms / base.step_ms
                 ),
+                "extrapolated": any(cost.extrapolated for cost in (own, base) if cost),
+                "source": cost_model.source.value,
             },
         )
 
 
-def _step_ms(
+def _step(
     problem: ShardingProblem, sharder: str, cost_model: CostModel, policy: Policy | None, seed: int
-) -> float | None:
+) -> StepCost | None:
     try:
         plan = make_plan(
             problem,
@@ -216,7 +219,7 @@ def _step_ms(
     except InfeasibleError:
         return None
     assert plan.cost is not None
-    return plan.cost.step.step_ms
+    return plan.cost.step
 
 
 if __name__ == "__main__":
