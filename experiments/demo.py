@@ -137,7 +137,13 @@ def run_stage(stage: Stage, out: Path, number: str, console: Console) -> None:
     if product.exists() and mark.exists() and mark.read_text() == wanted:
         console.print("[dim]done before")
         return
-    console.print(f"[dim]about {stage.minutes:g} min: python -m {shlex.join(stage.arguments)}")
+    console.print(
+        f"about {stage.minutes:g} min: python -m {shlex.join(stage.arguments)}",
+        style="dim",
+        markup=False,  # overrides hold brackets
+        highlight=False,
+        soft_wrap=True,
+    )
     result = subprocess.run(command, cwd=ROOT, check=False)
     if result.returncode in (130, -2):
         raise KeyboardInterrupt
@@ -229,7 +235,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("interrupted; start the demo again to go on", file=sys.stderr)
         return 130
     console.print(f"took {(time.monotonic() - started) / 60:.1f} min")
-    console.print(f"report: {report}")
+    console.print(f"report: {report}", markup=False, soft_wrap=True)
     return 0
 
 
