@@ -59,7 +59,7 @@ def comparison_table(rows: Sequence[ComparisonRow]) -> RichTable:
     measured = any(row.measured_ms is not None for row in rows)
     extrapolated = any(row.extrapolated for row in rows)
     table = RichTable(title="Sharders compared")
-    table.add_column("sharder")
+    table.add_column("sharder", no_wrap=True)
     for source in sources:
         table.add_column(f"step ms\n{source.value}", justify="right")
     if measured:
