@@ -155,17 +155,15 @@ def run(config: TransferConfig, out_dir: Path, metrics: MetricsLog) -> None:
     table = RichTable(
         title="Policy over cost_greedy, geometric mean (below 1: the policy is better)"
     )
-    table.add_column("trained on")
-    for target in settings:
-        table.add_column(target.name, justify="right")
-    for step, label in enumerate(policies):
-        cells = [float(np.exp(log_means.get((label, target.name), np.nan))) for target in settings]
-        table.add_row(label, *(f"{cell:.4f}" for cell in cells))
-        metrics.log(
-            step,
-            setting_train=label,
-            **{target.name: cell for target, cell in zip(settings, cells, strict=True)},
-        )
+    table.add_column("evaluated on", no_wrap=True)
+    for label in policies:
+        table.add_column(f"trained on\n{label}", justify="right")
+    for step, target in enumerate(settings):
+        ratios = {
+            label: float(np.exp(log_means.get((label, target.name), np.nan))) for label in policies
+        }
+        table.add_row(target.name, *(f"{ratio:.4f}" for ratio in ratios.values()))
+        metrics.log(step, setting_eval=target.name, **ratios)
     Console().print(table)
     Console().print(f"rows: {path}")
 
