@@ -1,4 +1,4 @@
-"""Does a policy carry over? `python -m experiments.transfer 'policies={40x4: path/to/policy}'`.
+"""Does a policy carry over? `python -m experiments.transfer 'policies=[path/to/policy]'`.
 
 Each policy, trained in one setting, plans problems of others: a growing share of tables that
 it never saw, fewer and more tables, fewer and more ranks. Every objective is divided by that
@@ -7,7 +7,7 @@ of `cost_greedy` on the same problem. Writes `transfer.parquet`; a killed run go
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from autoshard.cost_models.exported import load_cost_model
-from autoshard.errors import InfeasibleError
+from autoshard.errors import InfeasibleError, InputError
 from autoshard.objective import StepCost
 from autoshard.planning import make_plan
 from autoshard.policies import Policy, load_policy
@@ -36,8 +36,8 @@ class TransferConfig:
     """Which policies, and how far from home."""
 
     pool: PoolConfig
-    policies: dict[str, str]
-    """Policies by a label that says how each was trained, such as `40x4`; empty for `default`."""
+    policies: tuple[str, ...]
+    """Folders or names of policies. A run's folder names its policy in the results."""
     unseen_shares: tuple[float, ...]
     """Shares of tables from the test split, at the home counts."""
     num_tables: tuple[int, ...]
@@ -128,8 +128,7 @@ def run(config: TransferConfig, out_dir: Path, metrics: MetricsLog) -> None:
         AutoshardError: an artifact or option is not usable.
     """
     cost_model = load_cost_model(config.cost_model)
-    paths = config.policies or {"default": "default"}
-    policies = {label: load_policy(path) for label, path in paths.items()}
+    policies = _load_policies(config.policies)
     splits = pool_tables(config.pool)
     settings = list(targets(config))
     identity = {
@@ -166,6 +165,21 @@ def run(config: TransferConfig, out_dir: Path, metrics: MetricsLog) -> None:
         metrics.log(step, setting_eval=target.name, **ratios)
     Console().print(table)
     Console().print(f"rows: {path}")
+
+
+def _load_policies(paths: Sequence[str]) -> dict[str, Policy]:
+    """Policies by label: `runs/agent-40x4/policy` is called `agent-40x4`."""
+    policies: dict[str, Policy] = {}
+    for path in paths:
+        label = Path(path).parent.name if Path(path).name == "policy" else Path(path).name
+        if label in policies:
+            raise InputError(
+                f"two policies are called {label!r}", remedy="rename the folder of one of them"
+            )
+        policies[label] = load_policy(path)
+    if not policies:
+        raise InputError("no policy is given", remedy="policies=[path/to/policy]")
+    return policies
 
 
 def _evaluate(
