@@ -14,10 +14,9 @@ from typing import Any
 
 from agents.export import export_policy
 from agents.training import METRICS_FILE, AgentConfig, TrainingResult, train_agent
-from autoshard.cost_models.analytic import AnalyticCostModel
+from autoshard.cost_models.exported import load_cost_model
 from autoshard.errors import InputError
 from autoshard.files import write_atomically
-from autoshard.protocols import CostModel
 from autoshard.tasks import TaskDistribution
 from envs.task_source import RandomTaskSource
 from experiments.common import run_experiment
@@ -66,7 +65,7 @@ def run(config: TrainAgentConfig, out_dir: Path, metrics: MetricsLog) -> Trainin
     Raises:
         AutoshardError: see `train_agent` and `export_policy`.
     """
-    cost_model = find_cost_model(config.cost_model)
+    cost_model = load_cost_model(config.cost_model)
     splits = pool_tables(config.pool)
     training = RandomTaskSource(
         splits[Split.TRAIN],
@@ -102,23 +101,16 @@ def run(config: TrainAgentConfig, out_dir: Path, metrics: MetricsLog) -> Trainin
         )
     plot_learning_curve(out_dir / METRICS_FILE, out_dir / "learning_curve.png")
     folder = out_dir / POLICY_FOLDER
-    facts = {"pool": config.pool.workload, "pool_seed": config.pool.seed}
+    facts = {
+        "pool": config.pool.workload,
+        "pool_seed": config.pool.seed,
+        "num_tables": list(config.tasks.num_tables),
+        "world_sizes": list(config.tasks.world_sizes),
+        "batch_sizes": list(config.tasks.batch_sizes),
+    }
     print_result(result, export_policy(result, config.agent, cost_model, folder, facts=facts))
     console.print(f"policy: {folder}")
     return result
-
-
-def find_cost_model(name: str) -> CostModel:
-    """A trained cost model, or the analytic one by its name.
-
-    Raises:
-        ArtifactError: there is no such cost model, or it is damaged.
-    """
-    if name == "analytic":
-        return AnalyticCostModel()
-    from autoshard.cost_models.exported import load_cost_model
-
-    return load_cost_model(name)
 
 
 def print_result(result: TrainingResult, fingerprint: str) -> None:
