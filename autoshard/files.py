@@ -26,10 +26,16 @@ def fingerprint(value: Any) -> str:
 def write_atomically(path: str | Path, write: Callable[[Path], None]) -> None:
     """Let `write` fill a temporary file beside `path`, then rename it into place.
 
-    A reader sees the old file or the whole new one, whenever the writer is killed.
+    A reader sees the old file or the whole new one, whenever the writer is killed. A
+    symbolic link stays one: the file that it names is replaced.
+
+    Raises:
+        InputError: the place is not writable, or is a folder, device, pipe or socket.
     """
     path = Path(path)
     try:
+        check_replaceable(path)
+        path = path.resolve()
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     except OSError as error:
@@ -53,6 +59,17 @@ def write_atomically(path: str | Path, write: Callable[[Path], None]) -> None:
             ) from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def check_replaceable(path: Path) -> None:
+    """Refuse to put a file in the place of anything else, such as a device.
+
+    Raises:
+        InputError: something else than a regular file is there.
+    """
+    if path.exists() and not path.is_file():
+        kind = "a folder" if path.is_dir() else "a device, pipe or socket"
+        raise InputError(f"cannot write {path}", got=kind, allowed="a new or a regular file")
 
 
 def write_text(path: str | Path, text: str) -> None:

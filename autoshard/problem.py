@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -13,6 +12,8 @@ from autoshard.tables import Table, check_tables
 from autoshard.topology import Topology
 
 MAX_BATCH_SIZE = 2**31 - 1
+#: Kernels take their hyper-parameters as fp32.
+MAX_FLOAT32 = 3.4028234e38
 
 
 class Optimizer(Enum):
@@ -55,10 +56,12 @@ class TrainingConfig:
             if (
                 isinstance(value, bool)
                 or not isinstance(value, int | float)
-                or not 0 <= value <= sys.float_info.max  # also of integers too large for a float
+                or not 0 <= value <= MAX_FLOAT32  # also of integers too large for a float
             ):
                 raise InputError(
-                    f"{name} is not usable", got=repr(value), allowed="a finite number >= 0"
+                    f"{name} is not usable",
+                    got=repr(value)[:80],
+                    allowed=f"numbers from 0 to {MAX_FLOAT32:g}",
                 )
         if not isinstance(self.optimizer, Optimizer):
             raise InputError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -48,6 +49,15 @@ MAX_COUNT = 2**62
 MAX_POOLING_FACTOR = 2.0**40
 
 
+def _is_name(name: object) -> bool:
+    """Whether every format and terminal can hold it: no control characters or lone surrogates."""
+    return (
+        isinstance(name, str)
+        and 0 < len(name) <= MAX_NAME_LENGTH
+        and not any(unicodedata.category(character) in ("Cc", "Cs") for character in name)
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Table:
     """One embedding table and how it is looked up."""
@@ -69,11 +79,11 @@ class Table:
     bag_lengths: BagLengths = BagLengths.CONSTANT
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not 0 < len(self.name) <= MAX_NAME_LENGTH:
+        if not _is_name(self.name):
             raise InputError(
                 "a table name is not usable",
-                got=repr(self.name)[:80],
-                allowed=f"text of 1 to {MAX_NAME_LENGTH} characters",
+                got=ascii(self.name)[:80],
+                allowed=f"printable text of 1 to {MAX_NAME_LENGTH} characters",
             )
         if not self.feature_names:
             object.__setattr__(self, "feature_names", (self.name,))
@@ -102,12 +112,11 @@ class Table:
                 got=repr(pooling_factor),
                 allowed="a finite number >= 0 (up to 2^40)",
             )
-        if any(
-            not isinstance(feature, str) or not 0 < len(feature) <= MAX_NAME_LENGTH
-            for feature in self.feature_names
-        ):
+        if not all(_is_name(feature) for feature in self.feature_names):
             raise InputError(
-                f"table {self.name!r}: a feature name is not usable", got=self.feature_names
+                f"table {self.name!r}: a feature name is not usable",
+                got=ascii(self.feature_names)[:80],
+                allowed=f"printable text of 1 to {MAX_NAME_LENGTH} characters",
             )
         if len(set(self.feature_names)) != len(self.feature_names):
             raise InputError(f"table {self.name!r} names a feature twice", got=self.feature_names)

@@ -33,7 +33,7 @@ def export_command(
       autoshard export plan.json --format csv --out shards.csv
       autoshard export by_hand.json --format json --out plan.json
     """
-    check_output(out)
+    check_output(out, plan)
     from autoshard.exporters.registry import make_exporter
     from autoshard.files import write_text
     from autoshard.plan import load_plan

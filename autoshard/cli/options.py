@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 import os
 from collections.abc import Callable
 from decimal import Decimal, InvalidOperation
@@ -14,6 +13,7 @@ from urllib.parse import parse_qsl
 import typer
 
 from autoshard.errors import InputError
+from autoshard.files import check_replaceable
 
 if TYPE_CHECKING:
     from autoshard.protocols import CostModel
@@ -53,7 +53,9 @@ PolicyOption = Annotated[
         help="The learned policy of the sharders 'autoshard' and 'ppo': shipped or exported.",
     ),
 ]
-SeedOption = Annotated[int, typer.Option(min=0, help="Decides every random choice.")]
+#: torch's generators take seeds up to here.
+MAX_SEED = 2**63 - 1
+SeedOption = Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Decides every random choice.")]
 TimeLimitOption = Annotated[
     float | None,
     typer.Option(
@@ -108,24 +110,37 @@ def parse_hbm_gib(text: str, world_size: int) -> tuple[int, ...]:
     return values
 
 
+#: Longer waits than a month are mistakes, and overflow the system's clocks.
+MAX_SECONDS = 30 * 24 * 3600.0
+
+
 def check_seconds(value: float | None, option: str) -> float | None:
     """The value, if it can be a time limit.
 
     Raises:
         InputError: not a finite number > 0.
     """
-    if value is not None and (not math.isfinite(value) or value <= 0):
-        raise InputError(f"{option} is not usable", got=value, allowed="a finite number > 0")
+    if value is not None and not 0 < value <= MAX_SECONDS:
+        raise InputError(
+            f"{option} is not usable",
+            got=value,
+            allowed=f"seconds, > 0 and at most {MAX_SECONDS:g}",
+        )
     return value
 
 
-def check_output(path: str | Path | None) -> None:
+def check_output(path: str | Path | None, *inputs: str | Path | None) -> None:
     """Refuse an output path that cannot be written, before time is spent on what goes there.
 
     Missing folders are made when the file is written.
 
+    Args:
+        path: where the output goes; None for nowhere.
+        inputs: files that the command reads, which it must not overwrite.
+
     Raises:
-        InputError: the path is a folder, or lies in a place that is not writable.
+        InputError: the path is a folder, a device or one of the inputs, or lies in a place that
+            is not writable.
     """
     if path is None:
         return
@@ -133,8 +148,10 @@ def check_output(path: str | Path | None) -> None:
         raise InputError("the output path is empty", allowed="a file name")
     path = Path(path)
     try:
-        if path.is_dir():
-            raise InputError(f"cannot write {path}", got="a folder", allowed="a file name")
+        check_replaceable(path)
+        for given in inputs:
+            if given is not None and Path(given).exists() and path.exists():
+                _refuse_same_file(path, given)
         folder = path.parent
         while not folder.exists():
             folder = folder.parent
@@ -148,6 +165,11 @@ def check_output(path: str | Path | None) -> None:
             got=f"no permission to write in {folder}",
             remedy="choose a writable folder",
         )
+
+
+def _refuse_same_file(path: Path, given: str | Path) -> None:
+    if path.samefile(given):
+        raise InputError(f"the output {path} is the input", remedy="choose another output file")
 
 
 def load_tables(source: str) -> tuple[Table, ...]:

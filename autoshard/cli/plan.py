@@ -90,7 +90,7 @@ def plan_command(
 
     Equal arguments give equal plans. A time limit may cut the search short; the plan then says so.
     """
-    check_output(out)
+    check_output(out, tables)
     check_seconds(time_limit, "--time-limit")
     problem = _problem(
         tables=tables,

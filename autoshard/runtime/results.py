@@ -43,14 +43,16 @@ class RunOptions:
             ("num_distinct_batches", 1),
         ):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < low:
+            if isinstance(value, bool) or not isinstance(value, int) or not low <= value < 2**63:
                 raise InputError(
-                    f"{name} is not usable", got=repr(value), allowed=f"integers >= {low}"
+                    f"{name} is not usable",
+                    got=repr(value),
+                    allowed=f"integers >= {low}, below 2^63",
                 )
         timeout = self.timeout_s
-        if not (isinstance(timeout, int | float) and math.isfinite(timeout) and timeout > 0):
+        if not (isinstance(timeout, int | float) and math.isfinite(timeout) and 0 < timeout <= 1e7):
             raise InputError(
-                "timeout_s is not usable", got=repr(timeout), allowed="a finite number > 0"
+                "timeout_s is not usable", got=repr(timeout), allowed="seconds, > 0 and at most 1e7"
             )
         if any(isinstance(w, bool) or not isinstance(w, int) or w < 1 for w in self.hidden):
             raise InputError("hidden is not usable", got=self.hidden, allowed="integers >= 1")

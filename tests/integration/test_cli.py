@@ -524,3 +524,17 @@ def test_run_prints_measured_beside_predicted(call, monkeypatch):
     assert value["measured"]["cost"]["source"] == "measured"
     assert len(value["measured"]["losses"]) == 3
     assert value["predicted"]["source"] == "predicted"
+
+
+def test_an_output_never_replaces_the_input_or_a_device(tmp_path, capsys):
+    tables = tmp_path / "tables.csv"
+    tables.write_text("name,num_embeddings,embedding_dim,pooling_factor\na,10,4,1\n")
+    before = tables.read_text()
+    for out in (str(tables), "/dev/null"):
+        arguments = ["plan", str(tables), "--world-size", "1", "--hbm-gib", "1", "--out", out]
+        code = run_command_line([*arguments, "--sharder", "random", "--cost-model", "analytic"])
+        captured = capsys.readouterr()
+        assert code == 2
+        assert captured.err.startswith("error: ")
+        assert captured.err.count("\n") == 1
+    assert tables.read_text() == before

@@ -109,3 +109,22 @@ def test_fingerprints_depend_on_values_not_on_order() -> None:
     assert len(fingerprint(None)) == 16
     with pytest.raises(ValueError, match="not JSON compliant"):
         fingerprint(float("nan"))
+
+
+def test_nothing_but_a_regular_file_is_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for place in (pipe, tmp_path, Path("/dev/null")):
+        with pytest.raises(InputError, match="cannot write"):
+            write_text(place, "text")
+    assert pipe.is_fifo()
+    assert Path("/dev/null").is_char_device()
+
+
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    target, link = tmp_path / "target", tmp_path / "link"
+    target.write_text("old")
+    link.symlink_to(target)
+    write_text(link, "new")
+    assert link.is_symlink()
+    assert target.read_text() == "new"
