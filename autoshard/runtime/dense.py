@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +29,8 @@ class TrainingBatch:
     sparse: JaggedBatch
     labels_B: Tensor
     """float32 [B], 0 or 1."""
+    dense_BN: Tensor | None = None
+    """Numeric features, float32 [B, N]; None for a model without any."""
 
     def __post_init__(self) -> None:
         if self.labels_B.shape != (self.sparse.batch_size,):
@@ -36,6 +39,22 @@ class TrainingBatch:
                 got=f"shape {tuple(self.labels_B.shape)}",
                 allowed=f"one label per sample, [{self.sparse.batch_size}]",
             )
+        dense = self.dense_BN
+        if dense is not None and (dense.dim() != 2 or len(dense) != self.sparse.batch_size):
+            raise InputError(
+                "numeric features do not match the batch",
+                got=f"shape {tuple(dense.shape)}",
+                allowed=f"one row per sample, [{self.sparse.batch_size}, N]",
+            )
+
+
+class DenseOutput(NamedTuple):
+    """What the dense layers of a model return."""
+
+    loss: Tensor
+    """The mean loss over the local batch, a scalar; 0 and still connected where it is empty."""
+    logits_B: Tensor
+    """float32 [B]."""
 
 
 class DenseHead(nn.Module):
@@ -66,19 +85,25 @@ class DenseHead(nn.Module):
                     layer.weight.uniform_(-bound, bound, generator=generator)
                     layer.bias.uniform_(-bound, bound, generator=generator)
 
-    def forward(self, pooled: Mapping[str, Tensor], batch: TrainingBatch) -> Tensor:
-        """The mean logistic loss over the local batch, a scalar; 0 for an empty batch.
+    def forward(self, pooled: Mapping[str, Tensor], batch: TrainingBatch) -> DenseOutput:
+        """The logits and their mean logistic loss over the local batch.
 
         Args:
             pooled: by output name, float32 [B, embedding_dim].
             batch: for the labels.
         """
         logits_B = self.layers(torch.cat([pooled[n] for n in self.output_names], dim=1))[:, 0]
-        if not logits_B.numel():
-            return logits_B.sum()  # 0, and the backward still runs, as on every other rank
-        return nn.functional.binary_cross_entropy_with_logits(
-            logits_B, batch.labels_B.to(logits_B.device)
-        )
+        return DenseOutput(logistic_loss(logits_B, batch.labels_B), logits_B)
+
+
+def logistic_loss(logits_B: Tensor, labels_B: Tensor) -> Tensor:
+    """The mean logistic loss, a scalar; for an empty batch 0, connected to the logits.
+
+    Connected, so that the backward still runs, as on every other rank.
+    """
+    if not logits_B.numel():
+        return logits_B.sum()
+    return nn.functional.binary_cross_entropy_with_logits(logits_B, labels_B.to(logits_B.device))
 
 
 def average_gradients(module: nn.Module, collectives: Collectives) -> None:

@@ -50,9 +50,9 @@ class PlainLoop:
 
         Args:
             embeddings: the sharded tables.
-            dense: called as `dense(pooled, batch)`; returns the mean loss over the local
-                batch, connected to `pooled` even where the batch is empty. Starts equal on
-                every rank.
+            dense: called as `dense(pooled, batch)`; returns a `DenseOutput` whose loss is
+                connected to `pooled` even where the batch is empty. Starts equal on every
+                rank.
             dense_optimizer: of the parameters of `dense`.
             collectives: this rank's.
         """
@@ -102,7 +102,7 @@ class PlainLoop:
                 stopped = True
                 break
             pooled = self.embeddings.lookup(step_input)
-            loss = self.dense(pooled, drawn)
+            loss = self.dense(pooled, drawn).loss
             self.dense_optimizer.zero_grad(set_to_none=True)
             loss.backward()
             average_gradients(self.dense, self._collectives)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from autoshard.plan import ShardingPlan
 from autoshard.runtime.batch import JaggedBatch
 from autoshard.runtime.clocks import measure_offsets_ns
-from autoshard.runtime.dense import DenseHead, TrainingBatch
+from autoshard.runtime.dense import DenseHead, DenseOutput, TrainingBatch
 from autoshard.runtime.embeddings import ShardedEmbeddings
 from autoshard.runtime.ids import IdsMode
 from autoshard.runtime.loop import PlainLoop
@@ -65,7 +65,7 @@ class CoefficientLoss(nn.Module):
         }
         self.outputs: list[dict[str, Tensor]] = []
 
-    def forward(self, pooled: dict[str, Tensor], batch: TrainingBatch) -> Tensor:
+    def forward(self, pooled: dict[str, Tensor], batch: TrainingBatch) -> DenseOutput:
         self.outputs.append({self._names[n]: v.detach().clone() for n, v in pooled.items()})
         size = max(1, batch.sparse.batch_size)
         loss = torch.zeros(())
@@ -73,7 +73,7 @@ class CoefficientLoss(nn.Module):
             loss = loss + (value * self._coefficients[self._names[name]]).sum() / size
             if "quadratic" in self._coefficients:
                 loss = loss + (value * value).sum() / 2 / size
-        return loss
+        return DenseOutput(loss, torch.zeros(batch.sparse.batch_size))
 
 
 def to_batch(batch: ReferenceBatch, case: Case) -> TrainingBatch:
