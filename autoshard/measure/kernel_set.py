@@ -1,6 +1,6 @@
 """The kernels that one rank runs for a set of shards, with batches to run them on.
 
-Built as the runtime builds them: shards that share pooling, data type and padding share
+Built as the runtime builds them: shards that share data type and padding share
 one table-batched embedding kernel (TBE) of FBGEMM; columns are padded to the kernel's
 alignment; a forward turns bag lengths into offsets and looks up; a backward scales the
 gradient where columns are padded, and runs the fused optimizer. Unlike the runtime's,
@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from autoshard.errors import DependencyError, InputError, UnsupportedError
+from autoshard.errors import DependencyError, InputError, UnsupportedError, quoted
 from autoshard.measure.arena import Arena
 from autoshard.problem import Optimizer
 from autoshard.runtime.capabilities import (
@@ -28,16 +28,20 @@ from autoshard.runtime.capabilities import (
     supported_data_types,
     supported_optimizers,
 )
-from autoshard.runtime.kernels import KernelKey, kernel_key, mean_weights
+from autoshard.runtime.kernels import KernelKey, kernel_key
 from autoshard.shards import ShardSlice, optimizer_state_bytes, padded_cols
-from autoshard.tables import DataType, PoolingType
+from autoshard.tables import DataType
 from autoshard.workloads.batches import draw_kernel_batch
 
 #: So small that weights stay where they are, whatever is measured on them.
 LEARNING_RATE = 1e-4
 EPS = 1e-8
 GRADIENT_BOUND = 1e-3
-_DTYPES = {DataType.FP32: torch.float32, DataType.FP16: torch.float16}
+_DTYPES = {
+    DataType.FP32: torch.float32,
+    DataType.FP16: torch.float16,
+    DataType.BF16: torch.bfloat16,
+}
 
 
 @dataclass(frozen=True)
@@ -55,8 +59,7 @@ def group_slices(
     """Which slices share a kernel, in the order of their first member."""
     groups: dict[KernelKey, list[ShardSlice]] = {}
     for slice_ in slices:
-        # A kernel sees the slice's columns, not the table's.
-        key = kernel_key(replace(slice_.table, embedding_dim=slice_.num_cols), optimizer)
+        key = kernel_key(slice_.table, slice_.num_cols, optimizer)
         groups.setdefault(key, []).append(slice_)
     return groups
 
@@ -152,7 +155,7 @@ class KernelSet:
             raise InputError("an empty shard set has no kernel to measure")
         if isinstance(num_samples, bool) or not isinstance(num_samples, int) or num_samples < 1:
             raise InputError(
-                "num_samples is not usable", got=repr(num_samples), allowed="integers >= 1"
+                "num_samples is not usable", got=quoted(num_samples), allowed="integers >= 1"
             )
         check_supported(slices, optimizer, device)
         generator = np.random.default_rng(seed)
@@ -221,6 +224,7 @@ def _build_tbe(
         Optimizer.SGD: fbgemm.EmbOptimType.EXACT_SGD,
         Optimizer.ADAGRAD: fbgemm.EmbOptimType.EXACT_ADAGRAD,
         Optimizer.ROWWISE_ADAGRAD: fbgemm.EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+        Optimizer.ADAM: fbgemm.EmbOptimType.ADAM,
     }
     buffers = None
     if on_cpu:
@@ -237,11 +241,7 @@ def _build_tbe(
         weights_precision=fbgemm.SparseType(key.data_type.value),
         output_dtype=fbgemm.SparseType.FP32,
         stochastic_rounding=False,
-        pooling_mode=(
-            embedding_ops.PoolingMode.MEAN
-            if key.pooling is PoolingType.MEAN
-            else embedding_ops.PoolingMode.SUM
-        ),
+        pooling_mode=embedding_ops.PoolingMode.SUM,
         # The runtime checks ids before they reach a kernel.
         bounds_check_mode=embedding_ops.BoundsCheckMode.NONE,
         device=device,
@@ -264,26 +264,11 @@ def _draw_input(
     lengths = torch.from_numpy(np.diff(batch.offsets))
     weights = None
     if batch.weights is not None:
-        weights = torch.from_numpy(batch.weights)
-        if any(s.table.pooling is PoolingType.MEAN for s in slices):
-            weights = _mean_of_some(weights, lengths, slices, num_samples)
-        weights = weights.to(device)
+        weights = torch.from_numpy(batch.weights).to(device)
     return KernelInput(
         values_L=torch.from_numpy(batch.values).to(device),
         lengths_FB=lengths.view(num_features, num_samples).to(device),
         weights_L=weights,
-    )
-
-
-def _mean_of_some(
-    weights_L: Tensor, lengths: Tensor, slices: Sequence[ShardSlice], num_samples: int
-) -> Tensor:
-    """Divide by the bag's length where a table wants the mean: its kernel sums."""
-    is_mean = torch.tensor(
-        [s.table.pooling is PoolingType.MEAN for s in slices for _ in s.table.feature_names]
-    ).repeat_interleave(num_samples)
-    return torch.where(
-        torch.repeat_interleave(is_mean, lengths), mean_weights(weights_L, lengths), weights_L
     )
 
 

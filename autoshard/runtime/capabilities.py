@@ -40,11 +40,16 @@ class Capability:
     """Whether the tests of this package execute this combination."""
 
 
-_OPTIMIZERS = (Optimizer.SGD, Optimizer.ADAGRAD, Optimizer.ROWWISE_ADAGRAD)
-_DATA_TYPES = (DataType.FP32, DataType.FP16)
-_SHARDING_TYPES = (ShardingType.TABLE_WISE, ShardingType.DATA_PARALLEL)
-
 #: FBGEMM 1.8's CPU kernels refuse Adam and bf16 weights; dims above 2,048 run there.
+_OPTIMIZERS = {
+    Device.CPU: (Optimizer.SGD, Optimizer.ADAGRAD, Optimizer.ROWWISE_ADAGRAD),
+    Device.CUDA: (Optimizer.SGD, Optimizer.ADAGRAD, Optimizer.ROWWISE_ADAGRAD, Optimizer.ADAM),
+}
+_DATA_TYPES = {
+    Device.CPU: (DataType.FP32, DataType.FP16),
+    Device.CUDA: (DataType.FP32, DataType.FP16, DataType.BF16),
+}
+
 CAPABILITIES: tuple[Capability, ...] = tuple(
     Capability(
         device=device,
@@ -55,9 +60,9 @@ CAPABILITIES: tuple[Capability, ...] = tuple(
         seen_running=device is Device.CPU,
     )
     for device in Device
-    for optimizer in _OPTIMIZERS
-    for data_type in _DATA_TYPES
-    for sharding_type in _SHARDING_TYPES
+    for optimizer in _OPTIMIZERS[device]
+    for data_type in _DATA_TYPES[device]
+    for sharding_type in ShardingType
 )
 
 

@@ -30,16 +30,42 @@ class CollectiveError(WorkerError):
 
 @dataclass(frozen=True, eq=False)
 class Parcel:
-    """What one sharding type sends and receives in one all-to-all."""
+    """What one sharding method sends and receives in one all-to-all."""
 
-    send: list[Tensor]
-    """Per destination rank, one-dimensional, all of one dtype."""
+    send: Tensor
+    """One-dimensional: what goes to rank 0, then to rank 1, …"""
+    send_sizes: list[int]
+    """Per destination rank, elements."""
     receive_sizes: list[int]
     """Per source rank, elements."""
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing goes out and nothing comes in."""
+        return not (any(self.send_sizes) or any(self.receive_sizes))
+
+
+@dataclass(frozen=True, eq=False)
+class Received:
+    """What one sharding method got in one all-to-all."""
+
+    pieces: list[Tensor]
+    """Per source rank."""
+    buffer: Tensor | None = None
+    """All pieces, one after the other, where they lie so in memory."""
+
+    def joined(self) -> Tensor:
+        """All pieces, one after the other; a copy only where they lie apart."""
+        return torch.cat(self.pieces) if self.buffer is None else self.buffer
+
+
+def empty_parcel(world_size: int, dtype: torch.dtype, device: torch.device) -> Parcel:
+    """Nothing to anybody."""
+    return Parcel(torch.empty(0, dtype=dtype, device=device), [0] * world_size, [0] * world_size)
+
 
 class Collectives:
-    """The collectives of one rank."""
+    """The collectives of one rank in one process group."""
 
     def __init__(
         self,
@@ -48,47 +74,95 @@ class Collectives:
         *,
         device: torch.device,
         timeout_s: float = DEFAULT_TIMEOUT_S,
+        group: dist.ProcessGroup | None = None,
     ) -> None:
+        """Wrap a process group that is open; None for the default group."""
         self.rank = rank
         self.world_size = world_size
         self.device = device
         self.timeout_s = timeout_s
+        self.group = group
         self.recorder = Recorder(device)
-        self._kept: dict[str, Tensor] = {}
+
+    def new_group(self) -> Collectives:
+        """The same ranks on a process group of their own, for another thread or for DDP.
+
+        Every rank must call it, and in the same order.
+
+        Raises:
+            CollectiveError: the other ranks did not join within the time limit.
+        """
+        group = None
+        if self.world_size > 1:
+            try:
+                group = dist.new_group(timeout=timedelta(seconds=self.timeout_s))
+            except (RuntimeError, ValueError) as error:
+                raise CollectiveError(
+                    f"rank {self.rank}: opening a process group failed or did not end within "
+                    f"{self.timeout_s:g} s",
+                    got=_first_line(error),
+                ) from error
+        return Collectives(
+            self.rank,
+            self.world_size,
+            device=self.device,
+            timeout_s=self.timeout_s,
+            group=group,
+        )
 
     def exchange(
         self, phase: Phase, dtype: torch.dtype, parcels: Sequence[Parcel]
-    ) -> list[list[Tensor]]:
+    ) -> list[Received]:
         """One all-to-all for all parcels together.
 
+        Every rank must pass the same parcels in the same order; empty ones cost nothing.
+
         Returns:
-            Per parcel, per source rank, what that rank sent; views of one buffer, which
-            for gradients is used again in the next step.
+            Per parcel, what every rank sent; views of one buffer.
 
         Raises:
             CollectiveError: it failed or did not end within the time limit.
         """
         if self.world_size == 1:
-            return [[parcel.send[0]] for parcel in parcels]
+            return [Received([parcel.send], parcel.send) for parcel in parcels]
+        filled = [parcel for parcel in parcels if not parcel.is_empty]
+        if len(filled) == 1:
+            only = filled[0]
+            buffer = self._all_to_all(phase, dtype, only.send, only.send_sizes, only.receive_sizes)
+            mine = Received(list(buffer.split(only.receive_sizes)), buffer)
+            return [mine if parcel is only else _nothing(parcel, buffer) for parcel in parcels]
         ranks = range(self.world_size)
-        outgoing = [parcel.send[rank] for rank in ranks for parcel in parcels]
-        send_sizes = [sum(p.send[rank].numel() for p in parcels) for rank in ranks]
-        receive_sizes = [sum(p.receive_sizes[rank] for p in parcels) for rank in ranks]
-        send = self._buffer(phase, "send", sum(send_sizes), dtype)
-        if outgoing:
-            torch.cat(outgoing, out=send)
-        received = self._buffer(phase, "receive", sum(receive_sizes), dtype)
+        outgoing = [parcel.send.split(parcel.send_sizes) for parcel in parcels]
+        send = torch.cat([pieces[rank] for rank in ranks for pieces in outgoing])
+        buffer = self._all_to_all(
+            phase,
+            dtype,
+            send,
+            [sum(p.send_sizes[rank] for p in parcels) for rank in ranks],
+            [sum(p.receive_sizes[rank] for p in parcels) for rank in ranks],
+        )
+        pieces = buffer.split([p.receive_sizes[rank] for rank in ranks for p in parcels])
+        return [Received(list(pieces[i :: len(parcels)])) for i in range(len(parcels))]
+
+    def _all_to_all(
+        self,
+        phase: Phase,
+        dtype: torch.dtype,
+        send: Tensor,
+        send_sizes: list[int],
+        receive_sizes: list[int],
+    ) -> Tensor:
+        received = torch.empty(sum(receive_sizes), dtype=dtype, device=self.device)
         with self.recorder.collective(phase):
             try:
                 work = dist.all_to_all_single(
-                    received, send, receive_sizes, send_sizes, async_op=True
+                    received, send, receive_sizes, send_sizes, group=self.group, async_op=True
                 )
                 assert work is not None
                 work.wait()
             except RuntimeError as error:
                 raise self._failure(phase, error) from error
-        pieces = received.split([p.receive_sizes[rank] for rank in ranks for p in parcels])
-        return [[pieces[r * len(parcels) + i] for r in ranks] for i in range(len(parcels))]
+        return received
 
     def all_reduce_sum(self, phase: Phase, values: Tensor) -> None:
         """Add up `values` over all ranks, in place.
@@ -100,7 +174,9 @@ class Collectives:
             return
         with self.recorder.collective(phase):
             try:
-                work = dist.all_reduce(values, op=dist.ReduceOp.SUM, async_op=True)
+                work = dist.all_reduce(
+                    values, op=dist.ReduceOp.SUM, group=self.group, async_op=True
+                )
                 assert work is not None
                 work.wait()
             except RuntimeError as error:
@@ -117,7 +193,7 @@ class Collectives:
         own = torch.tensor([value], dtype=torch.int64, device=self.device)
         values = [torch.empty_like(own) for _ in range(self.world_size)]
         try:
-            dist.all_gather(values, own)
+            dist.all_gather(values, own, group=self.group)
         except RuntimeError as error:
             raise CollectiveError(
                 f"rank {self.rank}: comparing {what} with the other ranks failed or did not "
@@ -141,31 +217,12 @@ class Collectives:
             return [value]
         gathered: list[Any] = [None] * self.world_size
         try:
-            dist.all_gather_object(gathered, value)
+            dist.all_gather_object(gathered, value, group=self.group)
         except RuntimeError as error:
             raise CollectiveError(
                 f"rank {self.rank}: gathering {what} failed", got=_first_line(error)
             ) from error
         return gathered
-
-    def release_buffers(self) -> None:
-        """Give the buffers that are kept between steps back."""
-        self._kept.clear()
-
-    def _buffer(self, phase: Phase, use: str, size: int, dtype: torch.dtype) -> Tensor:
-        """Memory for one side of an exchange.
-
-        Gradients are used up within the step, and with replicas they are the largest
-        thing that travels, so their buffers are kept: fresh memory costs a page fault
-        per 4 KiB. All other phases' results may live on with the caller.
-        """
-        if phase is not Phase.GRADIENTS:
-            return torch.empty(size, dtype=dtype, device=self.device)
-        kept = self._kept.get(use)
-        if kept is None or kept.numel() < size or kept.dtype != dtype:
-            kept = torch.empty(size, dtype=dtype, device=self.device)
-            self._kept[use] = kept
-        return kept[:size]
 
     def _where(self, phase: Phase) -> str:
         return f"rank {self.rank}, step {self.recorder.step}, phase {phase.value}"
@@ -177,6 +234,10 @@ class Collectives:
             got=_first_line(error),
             remedy="look for another rank's error, or raise the timeout",
         )
+
+
+def _nothing(parcel: Parcel, buffer: Tensor) -> Received:
+    return Received([buffer[:0]] * len(parcel.receive_sizes), buffer[:0])
 
 
 def offsets(sizes: Sequence[int]) -> list[int]:

@@ -20,13 +20,13 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from autoshard.runtime.collectives import Parcel, offsets
+from autoshard.runtime.collectives import Parcel, Received, empty_parcel, offsets
 from autoshard.runtime.initialization import initialize_rows
-from autoshard.runtime.kernels import EmbeddingKernel, KernelKey, kernel_key, mean_weights
+from autoshard.runtime.kernels import EmbeddingKernel, KernelKey, kernel_key
 from autoshard.runtime.layout import PlacedTable
-from autoshard.runtime.sharding import MethodState, RankContext, empty_parcel
+from autoshard.runtime.sharding import LocalShard, MethodState, RankContext
 from autoshard.runtime.timing import Compute
-from autoshard.tables import PoolingType
+from autoshard.shards import ShardingType, ShardSlice
 
 
 @dataclass(eq=False)
@@ -51,10 +51,10 @@ class DataParallel:
     def __init__(self, tables: Sequence[PlacedTable], context: RankContext) -> None:
         """Allocate a replica of every table."""
         self._context = context
-        groups: dict[tuple[KernelKey, int, PoolingType], list[PlacedTable]] = {}
+        groups: dict[tuple[KernelKey, int], list[PlacedTable]] = {}
         for placed in tables:
-            key = kernel_key(placed.table, context.training.optimizer)
-            kind = (key, placed.table.embedding_dim, placed.table.pooling)
+            dim = placed.table.embedding_dim
+            kind = (kernel_key(placed.table, dim, context.training.optimizer), dim)
             groups.setdefault(kind, []).append(placed)
         self._replicas = [_Replica(kind[0], group, context) for kind, group in groups.items()]
         self.entries = tuple(
@@ -63,32 +63,29 @@ class DataParallel:
         first = offsets([replica.kernel.num_features for replica in self._replicas])
         self._slices = [slice(*pair) for pair in pairwise(first)]
         self._alone = context.world_size == 1
-        self.num_lengths_R = [len(self._replicas)] * context.world_size
+        self.num_announced = len(self._replicas)
 
-    def send_lengths(self, state: MethodState | None) -> list[Tensor]:
+    def announce(self, state: MethodState) -> list[list[int]]:
         """How many distinct rows of each kernel this rank touches."""
-        counts = [0] * len(self._replicas)
-        if state is not None:
-            lookups = [
-                replica.prepare(state, entries)
-                for replica, entries in zip(self._replicas, self._slices, strict=True)
-            ]
-            state.values["lookups"] = lookups
-            if state.training and not self._alone:
-                # The kernel's backward would sort the ids; here it is done ahead of it.
-                with self._context.recorder.compute(Compute.BACKWARD):
-                    for lookup in lookups:
-                        _deduplicate(lookup)
-                counts = [_unique_rows(lookup).numel() for lookup in lookups]
-        sent = torch.tensor(counts, dtype=torch.int64, device=self._context.device)
-        return [sent] * self._context.world_size
+        state.values["lookups"] = lookups = [
+            replica.prepare(state, entries)
+            for replica, entries in zip(self._replicas, self._slices, strict=True)
+        ]
+        counts = [0] * len(lookups)
+        if state.training and not self._alone:
+            # The kernel's backward would sort the ids; here it is done ahead of it.
+            with self._context.input_recorder.compute(Compute.BACKWARD):
+                for lookup in lookups:
+                    _deduplicate(lookup)
+            counts = [_unique_rows(lookup).numel() for lookup in lookups]
+        return [counts] * self._context.world_size
 
-    def send_ids(self, state: MethodState, lengths: list[Tensor]) -> Parcel:
+    def send_ids(self, state: MethodState, announced: list[list[int]]) -> Parcel:
         """Nothing: ids stay where they are."""
-        state.values["counts"] = [counts.tolist() for counts in lengths]
-        return empty_parcel(self._context, torch.int64)
+        state.values["counts"] = announced
+        return empty_parcel(self._context.world_size, torch.int64, self._context.device)
 
-    def lookup(self, state: MethodState, ids: list[Tensor]) -> None:
+    def lookup(self, state: MethodState, ids: Received) -> None:
         """Pool the local batch."""
         with self._context.recorder.compute(Compute.FORWARD):
             for replica, lookup in zip(self._replicas, state.values["lookups"], strict=True):
@@ -101,9 +98,9 @@ class DataParallel:
 
     def send_outputs(self, state: MethodState) -> Parcel:
         """Nothing: outputs are already where they are needed."""
-        return empty_parcel(self._context, torch.float32)
+        return empty_parcel(self._context.world_size, torch.float32, self._context.device)
 
-    def pooled(self, state: MethodState, outputs: list[Tensor]) -> list[Tensor]:
+    def pooled(self, state: MethodState, outputs: Received) -> list[Tensor]:
         """The kernels' outputs, cut into entries."""
         pooled: list[Tensor] = []
         for replica, lookup in zip(self._replicas, state.values["lookups"], strict=True):
@@ -117,8 +114,8 @@ class DataParallel:
         per_replica = [gradients[entries] for entries in self._slices]
         if self._alone:
             state.values["gradients"] = per_replica
-            return empty_parcel(self._context, torch.float32)
-        stacked = [torch.stack(list(part)) for part in per_replica]
+            return empty_parcel(self._context.world_size, torch.float32, self._context.device)
+        stacked = [torch.stack(list(part)).div_(self._context.world_size) for part in per_replica]
         with self._context.recorder.compute(Compute.BACKWARD):
             sums = [
                 _row_gradients(replica, lookup, part)
@@ -129,11 +126,12 @@ class DataParallel:
             for lookup, sums_UD in zip(lookups, sums, strict=True)
             for part in (_unique_rows(lookup).view(torch.float32), sums_UD.flatten())
         ]
-        sent = torch.cat(parts) if parts else torch.empty(0, device=self._context.device)
         sizes = [sum(self._part_sizes(counts)) for counts in state.values["counts"]]
-        return Parcel([sent] * self._context.world_size, sizes)
+        own_size = sizes[self._context.rank]
+        sent = torch.cat(parts * self._context.world_size)
+        return Parcel(sent, [own_size] * self._context.world_size, sizes)
 
-    def update(self, state: MethodState, gradients: list[Tensor]) -> None:
+    def update(self, state: MethodState, gradients: Received) -> None:
         """Apply the optimizer once to every row that any rank touched."""
         if self._alone:
             for replica, lookup, parts in zip(
@@ -145,30 +143,24 @@ class DataParallel:
             return
         received = [
             flat.split(self._part_sizes(counts))
-            for flat, counts in zip(gradients, state.values["counts"], strict=True)
+            for flat, counts in zip(gradients.pieces, state.values["counts"], strict=True)
         ]
         for index, replica in enumerate(self._replicas):
             rows_N = torch.cat([parts[2 * index] for parts in received]).view(torch.int64)
             replica.apply(rows_N, [parts[2 * index + 1] for parts in received])
 
-    def held_tables(self) -> tuple[str, ...]:
-        """Names of all replicated tables."""
-        return tuple(name for replica in self._replicas for name in replica.names)
-
-    def table_weights(self, name: str) -> Tensor:
-        """[num_embeddings, embedding_dim]."""
-        replica, rows = self._find(name)
-        return replica.kernel.weights(0)[rows]
-
-    def optimizer_state(self, name: str) -> Tensor | None:
-        """[num_embeddings] or [num_embeddings, embedding_dim]; None for SGD."""
-        replica, rows = self._find(name)
-        state = replica.kernel.optimizer_state(0)
-        return None if state is None else state[rows]
+    def local_shards(self) -> tuple[LocalShard, ...]:
+        """All replicated tables, whole."""
+        return tuple(shard for replica in self._replicas for shard in replica.local_shards())
 
     def allocated_bytes(self) -> int:
         """Bytes of weights and optimizer state on this rank."""
         return sum(replica.kernel.allocated_bytes() for replica in self._replicas)
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Use another learning rate from the next update on."""
+        for replica in self._replicas:
+            replica.kernel.set_learning_rate(learning_rate)
 
     def _part_sizes(self, counts: Sequence[int]) -> list[int]:
         """Elements of the parts of one rank's gradient parcel: rows and sums by turns."""
@@ -178,22 +170,14 @@ class DataParallel:
             for size in (2 * count, count * replica.embedding_dim)
         ]
 
-    def _find(self, name: str) -> tuple[_Replica, slice]:
-        for replica in self._replicas:
-            if name in replica.names:
-                index = replica.names.index(name)
-                return replica, slice(*replica.first_row[index : index + 2])
-        raise KeyError(name)
-
 
 class _Replica:
     """Tables of equal dimension and kind in one kernel, their rows laid end to end."""
 
     def __init__(self, key: KernelKey, tables: Sequence[PlacedTable], context: RankContext) -> None:
         self._context = context
-        self.names = [placed.table.name for placed in tables]
+        self._tables = [placed.table for placed in tables]
         self.embedding_dim = tables[0].table.embedding_dim
-        self.pooling = tables[0].table.pooling
         self.first_row = offsets([placed.table.num_embeddings for placed in tables])
         self._base_F = [
             self.first_row[index] for index, placed in enumerate(tables) for _ in placed.entries
@@ -220,9 +204,24 @@ class _Replica:
         if self.kernel.key.weighted:
             assert state.ids.weights is not None  # checked when the ids were gathered
             weights_L = torch.cat(state.ids.weights[entries])
-            if self.pooling is PoolingType.MEAN:
-                weights_L = mean_weights(weights_L, lengths_FB)
         return _Lookup(rows_L, lengths_FB, weights_L)
+
+    def local_shards(self) -> list[LocalShard]:
+        """The whole tables."""
+        states = self.kernel.optimizer_states(0)
+        shards = []
+        for index, table in enumerate(self._tables):
+            rows = slice(*self.first_row[index : index + 2])
+            replica = ShardSlice.whole(table, ShardingType.DATA_PARALLEL)
+            shards.append(
+                LocalShard(
+                    table,
+                    replica.on(self._context.rank),
+                    self.kernel.weights(0)[rows],
+                    {name: state[rows] for name, state in states.items()},
+                )
+            )
+        return shards
 
     def apply(self, rows_N: Tensor, sums: Sequence[Tensor]) -> None:
         """Run the fused optimizer once on each of the given rows.
@@ -275,8 +274,6 @@ def _row_gradients(replica: _Replica, lookup: _Lookup, gradient_FBD: Tensor) -> 
     gradient = gradient_FBD.reshape(-1, replica.embedding_dim)
     if not lookup.rows_L.numel():
         return gradient.new_zeros(0, replica.embedding_dim)
-    if replica.kernel.key.pooling is PoolingType.MEAN:
-        gradient = gradient / lengths_FB.flatten().clamp(min=1).unsqueeze(1)
     bag_L = torch.repeat_interleave(lengths_FB.flatten(), output_size=lookup.rows_L.numel())
     weights = None if lookup.weights_L is None else lookup.weights_L[lookup.order_L]
     return torch.nn.functional.embedding_bag(

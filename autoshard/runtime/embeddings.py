@@ -13,6 +13,7 @@ The step consists of `input_dist` and `lookup`, which a pipelined loop may call 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -22,13 +23,20 @@ from autoshard.errors import InputError, PlanError
 from autoshard.plan import ShardingPlan
 from autoshard.runtime.batch import JaggedBatch
 from autoshard.runtime.capabilities import Device, check_plan_supported
-from autoshard.runtime.collectives import CollectiveError, Collectives, Parcel
+from autoshard.runtime.collectives import CollectiveError, Collectives, Parcel, Received, offsets
 from autoshard.runtime.headers import HEADER_SIZE, Header, Status, stop_if_told
 from autoshard.runtime.ids import EntryGather, EntryIds, IdsMode
 from autoshard.runtime.layout import layout_of
-from autoshard.runtime.sharding import MethodState, RankContext, ShardingMethod, method_factories
+from autoshard.runtime.sharding import (
+    LocalShard,
+    MethodState,
+    RankContext,
+    ShardingMethod,
+    sharding_methods,
+)
 from autoshard.runtime.timing import Phase
 from autoshard.shards import ShardingType
+from autoshard.tables import PoolingType
 
 
 @dataclass(eq=False)
@@ -37,9 +45,11 @@ class StepInput:
 
     batch_size: int
     states: list[MethodState]
-    ids: list[list[Tensor]]
-    """Per method, per source rank."""
+    ids: list[Received]
+    """Per method."""
     training: bool
+    num_ids_EB: Tensor
+    """int64: ids per bag of each entry, in the methods' order."""
     used: bool = False
 
 
@@ -51,6 +61,7 @@ class ShardedEmbeddings(nn.Module):
         plan: ShardingPlan,
         collectives: Collectives,
         *,
+        input_collectives: Collectives | None = None,
         ids_mode: IdsMode = IdsMode.FATAL,
         seed: int = 0,
     ) -> None:
@@ -59,6 +70,8 @@ class ShardedEmbeddings(nn.Module):
         Args:
             plan: for as many ranks as the process group has.
             collectives: this rank's.
+            input_collectives: what `input_dist` uses; a group of its own lets it run in
+                another thread than the rest.
             ids_mode: what becomes of ids out of range.
             seed: of the initial weights, which depend on it and on the table only.
 
@@ -79,6 +92,7 @@ class ShardedEmbeddings(nn.Module):
         collectives.check_equal("plan", self.layout.signature)
         self.ids_mode = ids_mode
         self._collectives = collectives
+        self._input_collectives = input_collectives or collectives
         self._rank, self._world_size = collectives.rank, collectives.world_size
         self._capacity = plan.training.batch_size
         context = RankContext(
@@ -88,20 +102,28 @@ class ShardedEmbeddings(nn.Module):
             training=plan.training,
             seed=seed,
             recorder=collectives.recorder,
+            input_recorder=self._input_collectives.recorder,
         )
-        self._methods: list[ShardingMethod] = [
-            factory(self.layout.tables[kind], context)
-            for kind, factory in method_factories().items()
-            if kind in self.layout.tables
-        ]
+        self._methods: list[ShardingMethod] = []
+        for kinds, factory in sharding_methods():
+            tables = [
+                t for kind, placed in self.layout.tables.items() if kind in kinds for t in placed
+            ]
+            if tables:
+                self._methods.append(factory(tables, context))
         self._gather = EntryGather(
             [entry for method in self._methods for entry in method.entries],
             ids_mode,
             collectives.device,
         )
         replicated_only = set(self.layout.tables) <= {ShardingType.DATA_PARALLEL}
-        self._lengths_phase = Phase.CONTROL if replicated_only else Phase.LENGTHS
+        self._sizes_phase = Phase.CONTROL if replicated_only else Phase.SIZES
         self._exchanges_ids = self._exchanges_outputs = not replicated_only
+        self._mean_entries = [
+            index
+            for index, entry in enumerate(self._gather.entries)
+            if entry.table.pooling is PoolingType.MEAN
+        ]
         self._anchor = torch.zeros((), device=collectives.device, requires_grad=True)
         self.num_out_of_range = 0
         """Ids of this rank that mode `warning` turned into 0."""
@@ -133,11 +155,14 @@ class ShardedEmbeddings(nn.Module):
             )
         return self.lookup(step)
 
-    def input_dist(self, batch: JaggedBatch | None) -> StepInput | None:
+    def input_dist(
+        self, batch: JaggedBatch | None, *, training: bool | None = None
+    ) -> StepInput | None:
         """Send the ids of the local batch to their tables.
 
         Args:
             batch: None to say that this rank has no more.
+            training: whether gradients will follow; whether they are enabled, if None.
 
         Returns:
             None if any rank has no more batches.
@@ -146,18 +171,17 @@ class ShardedEmbeddings(nn.Module):
             InputError: as for `forward`.
             CollectiveError: as for `forward`.
         """
-        training = torch.is_grad_enabled()
+        training = torch.is_grad_enabled() if training is None else training
         if batch is None:
-            self._exchange_lengths(Status.ENDED, None, None)
+            self._exchange_sizes(self._header(Status.ENDED, training), None)
             return None
         try:
             gathered = self._checked(batch)
         except InputError:
-            self.announce_failure()
+            self.announce_failure(training=training)
             raise
-        status = Status.READY if gathered.bad_id is None else Status.BAD_ID
         states = self._states(gathered, training)
-        headers, lengths = self._exchange_lengths(status, gathered, states)
+        headers, announced = self._exchange_sizes(self._header_of(gathered, training), states)
         if any(header.status == Status.ENDED for header in headers):
             return None
         if gathered.bad_id is None:
@@ -165,16 +189,19 @@ class ShardedEmbeddings(nn.Module):
         for state in states:
             state.batch_sizes_R = [header.batch_size for header in headers]
         parcels = [
-            method.send_ids(state, received)
-            for method, state, received in zip(self._methods, states, lengths, strict=True)
+            method.send_ids(state, numbers)
+            for method, state, numbers in zip(self._methods, states, announced, strict=True)
         ]
-        ids = self._exchange_if(self._exchanges_ids, Phase.IDS, torch.int64, parcels)
-        return StepInput(gathered.lengths_EB.shape[1], states, ids, training)
+        ids = self._exchange_if(
+            self._exchanges_ids, self._input_collectives, Phase.IDS, torch.int64, parcels
+        )
+        return StepInput(gathered.lengths_EB.shape[1], states, ids, training, gathered.lengths_EB)
 
-    def announce_failure(self) -> None:
+    def announce_failure(self, *, training: bool | None = None) -> None:
         """Tell the other ranks, which wait for this one's batch, that none will come."""
+        training = torch.is_grad_enabled() if training is None else training
         try:
-            self._exchange_lengths(Status.FAILED, None, None)
+            self._exchange_sizes(self._header(Status.FAILED, training), None)
         except (CollectiveError, InputError):
             return  # they stop anyway
 
@@ -195,33 +222,20 @@ class ShardedEmbeddings(nn.Module):
 
     def held_tables(self) -> tuple[str, ...]:
         """Names of the tables that this rank holds, whole or in part."""
-        return tuple(name for method in self._methods for name in method.held_tables())
+        return tuple(dict.fromkeys(shard.table.name for shard in self.local_shards()))
 
-    def table_weights(self, name: str) -> Tensor:
-        """A view of what this rank holds of a table's weights, without padding.
+    def local_shards(self) -> tuple[LocalShard, ...]:
+        """What this rank holds, as writable views; shards of zero size are left out."""
+        return tuple(shard for method in self._methods for shard in method.local_shards())
 
-        Raises:
-            KeyError: this rank does not hold the table.
-        """
-        return self._holder(name).table_weights(name)
-
-    def optimizer_state(self, name: str) -> Tensor | None:
-        """A view of what this rank holds of a table's optimizer state; None for SGD.
-
-        Raises:
-            KeyError: this rank does not hold the table.
-        """
-        return self._holder(name).optimizer_state(name)
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Use another learning rate from the next update on; call it on every rank."""
+        for method in self._methods:
+            method.set_learning_rate(learning_rate)
 
     def allocated_bytes(self) -> int:
         """Bytes of weights and optimizer state on this rank."""
         return sum(method.allocated_bytes() for method in self._methods)
-
-    def _holder(self, name: str) -> ShardingMethod:
-        for method in self._methods:
-            if name in method.held_tables():
-                return method
-        raise KeyError(name)
 
     def _checked(self, batch: JaggedBatch) -> EntryIds:
         if batch.batch_size > self._capacity:
@@ -245,60 +259,100 @@ class ShardedEmbeddings(nn.Module):
             states.append(MethodState(part, training))
         return states
 
-    def _exchange_lengths(
-        self, status: Status, gathered: EntryIds | None, states: list[MethodState] | None
-    ) -> tuple[list[Header], list[list[Tensor]]]:
-        """Exchange headers and lengths; stop on every rank if any rank has to."""
-        bad = None if gathered is None else gathered.bad_id
-        header = Header(
-            step=self._collectives.recorder.step,
-            status=status,
-            training=torch.is_grad_enabled(),
-            batch_size=0 if gathered is None else gathered.lengths_EB.shape[1],
+    def _header(self, status: Status, training: bool) -> Header:
+        step = self._input_collectives.recorder.step
+        return Header(step=step, status=status, training=training)
+
+    def _header_of(self, gathered: EntryIds, training: bool) -> Header:
+        bad = gathered.bad_id
+        return Header(
+            step=self._input_collectives.recorder.step,
+            status=Status.READY if bad is None else Status.BAD_ID,
+            training=training,
+            batch_size=gathered.lengths_EB.shape[1],
             bad_entry=0 if bad is None else bad.entry,
             bad_value=0 if bad is None else bad.value,
         )
-        sent = torch.tensor(header.to_list(), dtype=torch.int64, device=self._collectives.device)
-        parcels = [Parcel([sent] * self._world_size, [HEADER_SIZE] * self._world_size)]
+
+    def _exchange_sizes(
+        self, header: Header, states: list[MethodState] | None
+    ) -> tuple[list[Header], list[list[list[int]]]]:
+        """Exchange headers and sizes; stop on every rank if any rank has to.
+
+        Returns:
+            Per source rank its header; per method, per source rank what it announced.
+        """
+        ranks = range(self._world_size)
+        counts = [method.num_announced for method in self._methods]
+        rows = [header.to_list() for _ in ranks]
         for index, method in enumerate(self._methods):
-            state = None if states is None else states[index]
-            parcels.append(Parcel(method.send_lengths(state), method.num_lengths_R))
-        received = self._collectives.exchange(self._lengths_phase, torch.int64, parcels)
-        headers = [Header.from_list(values) for values in torch.stack(received[0]).tolist()]
+            if states is None:
+                numbers = [[0] * counts[index]] * self._world_size
+            else:
+                numbers = method.announce(states[index])
+            rows = [row + own for row, own in zip(rows, numbers, strict=True)]
+        sent = torch.tensor(rows, dtype=torch.int64, device=self._collectives.device)
+        sizes = [sent.shape[1]] * self._world_size
+        parcel = Parcel(sent.flatten(), sizes, sizes)
+        (received,) = self._input_collectives.exchange(self._sizes_phase, torch.int64, [parcel])
+        told = received.joined().view(self._world_size, -1).tolist()
+        headers = [Header.from_list(row[:HEADER_SIZE]) for row in told]
         stop_if_told(headers, self._rank, self._gather.entries)
-        return headers, received[1:]
+        starts = offsets([HEADER_SIZE, *counts])[1:]
+        return headers, [[row[a:b] for row in told] for a, b in pairwise(starts)]
 
     def _forward(self, step: StepInput) -> list[Tensor]:
         work = list(zip(self._methods, step.states, strict=True))
         for (method, state), ids in zip(work, step.ids, strict=True):
             method.lookup(state, ids)
-        parcels = [method.send_outputs(state) for method, state in work]
-        outputs = self._exchange_if(self._exchanges_outputs, Phase.OUTPUTS, torch.float32, parcels)
-        return [
-            pooled
-            for (method, state), received in zip(work, outputs, strict=True)
-            for pooled in method.pooled(state, received)
-        ]
+        with torch.no_grad():
+            parcels = [method.send_outputs(state) for method, state in work]
+            outputs = self._exchange_if(
+                self._exchanges_outputs, self._collectives, Phase.OUTPUTS, torch.float32, parcels
+            )
+            pooled = [
+                output
+                for (method, state), received in zip(work, outputs, strict=True)
+                for output in method.pooled(state, received)
+            ]
+            for entry, divisor_B1 in self._mean_divisors(step):
+                pooled[entry].div_(divisor_B1)
+        return pooled
 
     def _backward(self, step: StepInput, gradients: tuple[Tensor, ...]) -> None:
-        # The loss is the mean over ranks of each rank's loss, whatever its batch size.
-        averaged = [gradient / self._world_size for gradient in gradients]
+        # The methods divide by the number of ranks: the loss is the mean over ranks of each
+        # rank's loss, whatever its batch size.
+        of_sums = list(gradients)
+        for entry, divisor_B1 in self._mean_divisors(step):
+            of_sums[entry] = gradients[entry] / divisor_B1
         parcels = []
         start = 0
         for method, state in zip(self._methods, step.states, strict=True):
             end = start + len(method.entries)
-            parcels.append(method.send_gradients(state, averaged[start:end]))
+            parcels.append(method.send_gradients(state, of_sums[start:end]))
             start = end
         received = self._collectives.exchange(Phase.GRADIENTS, torch.float32, parcels)
         for method, state, part in zip(self._methods, step.states, received, strict=True):
             method.update(state, part)
 
+    def _mean_divisors(self, step: StepInput) -> list[tuple[int, Tensor]]:
+        """What turns the sums of entries with mean pooling into means, float32 [B, 1]."""
+        if not self._mean_entries:
+            return []
+        lengths = step.num_ids_EB[self._mean_entries].clamp(min=1).to(torch.float32)
+        return list(zip(self._mean_entries, lengths.unsqueeze(2), strict=True))
+
     def _exchange_if(
-        self, needed: bool, phase: Phase, dtype: torch.dtype, parcels: list[Parcel]
-    ) -> list[list[Tensor]]:
+        self,
+        needed: bool,
+        collectives: Collectives,
+        phase: Phase,
+        dtype: torch.dtype,
+        parcels: list[Parcel],
+    ) -> list[Received]:
         if needed:
-            return self._collectives.exchange(phase, dtype, parcels)
-        return [parcel.send for parcel in parcels]
+            return collectives.exchange(phase, dtype, parcels)
+        return [Received([parcel.send] * self._world_size) for parcel in parcels]
 
 
 class _FusedLookup(torch.autograd.Function):

@@ -1,9 +1,9 @@
 """FBGEMM's table-batched embedding kernels (TBE) with the fused optimizer.
 
-One `EmbeddingKernel` holds tables that share pooling, data type and update. It pads
-columns to the kernel's alignment without changing any update, and never lets FBGEMM
-apply a mean to weighted bags: its CPU backward (seen in 1.8.0) leaves out the division
-by the bag length there, so weighted means are weighted sums of weights divided by it.
+One `EmbeddingKernel` holds shards that share data type and update. It always sums: means
+are divided where the outputs arrive, so that they work for slices of rows too, and
+because FBGEMM's CPU backward (seen in 1.8.0) leaves out the division for weighted means.
+Columns are padded to the kernel's alignment without changing any update.
 
 Shapes: T=tables, F=features of the kernel, B=bags per feature, C=padded columns of all
 features together, L=ids.
@@ -22,33 +22,27 @@ from torch import Tensor
 from autoshard.errors import DependencyError
 from autoshard.problem import Optimizer, TrainingConfig
 from autoshard.shards import padded_cols
-from autoshard.tables import DataType, PoolingType, Table
+from autoshard.tables import DataType, Table
 
 
 @dataclass(frozen=True)
 class KernelKey:
     """What tables of one kernel have in common."""
 
-    pooling: PoolingType
     weighted: bool
     data_type: DataType
     padding: tuple[int, int]
     """padded : true columns in lowest terms; (1, 1) where padding changes no update."""
 
 
-def kernel_key(table: Table, optimizer: Optimizer) -> KernelKey:
-    """Which kernel a table belongs to."""
+def kernel_key(table: Table, num_cols: int, optimizer: Optimizer) -> KernelKey:
+    """Which kernel `num_cols` columns of a table belong to."""
     padding = (1, 1)
     if optimizer is Optimizer.ROWWISE_ADAGRAD:
-        padded = padded_cols(table.embedding_dim)
-        divisor = math.gcd(padded, table.embedding_dim)
-        padding = (padded // divisor, table.embedding_dim // divisor)
-    return KernelKey(
-        pooling=PoolingType.SUM if table.weighted else table.pooling,
-        weighted=table.weighted,
-        data_type=table.data_type,
-        padding=padding,
-    )
+        padded = padded_cols(num_cols)
+        divisor = math.gcd(padded, num_cols)
+        padding = (padded // divisor, num_cols // divisor)
+    return KernelKey(weighted=table.weighted, data_type=table.data_type, padding=padding)
 
 
 class EmbeddingKernel:
@@ -77,8 +71,9 @@ class EmbeddingKernel:
         Raises:
             DependencyError: FBGEMM is missing or does not load.
         """
-        fbgemm = _load_fbgemm()
+        fbgemm = load_fbgemm()
         self.key = key
+        self._optimizer = training.optimizer
         self.device = device
         self._true_T = list(embedding_dim_T)
         self._feature_dims = [embedding_dim_T[table] for table in table_of_feature_F]
@@ -105,11 +100,7 @@ class EmbeddingKernel:
             output_dtype=fbgemm.SparseType.FP32,
             # Rounding up or down at random would make replicas and repeated runs differ.
             stochastic_rounding=False,
-            pooling_mode=(
-                fbgemm.PoolingMode.MEAN
-                if key.pooling is PoolingType.MEAN
-                else fbgemm.PoolingMode.SUM
-            ),
+            pooling_mode=fbgemm.PoolingMode.SUM,
             # Ids were checked before they got here.
             bounds_check_mode=fbgemm.BoundsCheckMode.NONE,
             device=device,
@@ -168,34 +159,26 @@ class EmbeddingKernel:
         weights: Tensor = self._tbe.split_embedding_weights()[table]
         return weights.detach()[:, : self._true_T[table]]
 
-    def optimizer_state(self, table: int) -> Tensor | None:
-        """Adagrad's sum of squares: [rows], or [rows, columns] without padding; None for SGD."""
+    def optimizer_states(self, table: int) -> dict[str, Tensor]:
+        """Views of a table's states by name: [rows], or [rows, columns] without padding."""
         states = self._tbe.split_optimizer_states()
-        if not states or not states[table]:
-            return None
-        state: Tensor = states[table][0].detach()
-        return state if state.dim() == 1 else state[:, : self._true_T[table]]
+        named: dict[str, Tensor] = {}
+        names = _STATE_NAMES[self._optimizer]
+        for name, state in zip(names, states[table] if names else (), strict=True):
+            state = state.detach()
+            named[name] = state if state.dim() == 1 else state[:, : self._true_T[table]]
+        return named
 
     def allocated_bytes(self) -> int:
         """Bytes of weights and optimizer state."""
-        tables = range(len(self._true_T))
-        weights = sum(w.numel() * w.element_size() for w in self._tbe.split_embedding_weights())
-        states = self._tbe.split_optimizer_states()
-        held = [states[table][0] for table in tables if states and states[table]]
-        return weights + sum(state.numel() * state.element_size() for state in held)
+        tensors = list(self._tbe.split_embedding_weights())
+        if _STATE_NAMES[self._optimizer]:
+            tensors += [state for states in self._tbe.split_optimizer_states() for state in states]
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
-
-def mean_weights(weights_L: Tensor, lengths: Tensor) -> Tensor:
-    """Weights that turn a weighted sum into a weighted mean: each divided by its bag's length.
-
-    Args:
-        weights_L: float32.
-        lengths: ids per bag, int64, any shape, in the order of the ids.
-    """
-    lengths = lengths.flatten()
-    return weights_L / torch.repeat_interleave(lengths, lengths, output_size=weights_L.numel()).to(
-        weights_L.dtype
-    )
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Use another learning rate from the next update on."""
+        self._tbe.set_learning_rate(learning_rate / self._gradient_scale)
 
 
 def _true_columns(
@@ -216,6 +199,13 @@ _OPTIMIZER_NAMES = {
     Optimizer.SGD: lambda types: types.EXACT_SGD,
     Optimizer.ADAGRAD: lambda types: types.EXACT_ADAGRAD,
     Optimizer.ROWWISE_ADAGRAD: lambda types: types.EXACT_ROWWISE_ADAGRAD,
+    Optimizer.ADAM: lambda types: types.ADAM,
+}
+_STATE_NAMES: dict[Optimizer, tuple[str, ...]] = {
+    Optimizer.SGD: (),
+    Optimizer.ADAGRAD: ("sum",),
+    Optimizer.ROWWISE_ADAGRAD: ("sum",),
+    Optimizer.ADAM: ("exp_avg", "exp_avg_sq"),
 }
 
 
@@ -232,7 +222,12 @@ class _Fbgemm:
     SparseType: Any
 
 
-def _load_fbgemm() -> _Fbgemm:
+def load_fbgemm() -> _Fbgemm:
+    """Import FBGEMM, which also registers its operators with torch.
+
+    Raises:
+        DependencyError: it is missing or does not load.
+    """
     try:
         from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
         from fbgemm_gpu.split_table_batched_embeddings_ops_common import (

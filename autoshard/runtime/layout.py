@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from autoshard.errors import PlanError
 from autoshard.files import fingerprint
 from autoshard.plan import ShardingPlan, TablePlan
-from autoshard.shards import ShardingType
+from autoshard.shards import Shard, ShardingType
 from autoshard.tables import Table
 
 
@@ -29,10 +29,10 @@ class Entry:
 
 @dataclass(frozen=True)
 class PlacedTable:
-    """A table of one sharding type and the ranks that hold it."""
+    """A table, its shards (none of zero size), and what looks it up."""
 
     table: Table
-    ranks: tuple[int, ...]
+    shards: tuple[Shard, ...]
     entries: tuple[Entry, ...]
 
 
@@ -86,7 +86,7 @@ def _place(table_plan: TablePlan, uses: Counter[str]) -> PlacedTable:
     table = table_plan.table
     return PlacedTable(
         table=table,
-        ranks=tuple(shard.rank for shard in table_plan.shards),
+        shards=tuple(s for s in table_plan.shards if s.num_rows and s.num_cols),
         entries=tuple(
             Entry(table, feature, feature if uses[feature] == 1 else f"{feature}@{table.name}")
             for feature in table.feature_names

@@ -1,15 +1,16 @@
-"""What a sharding type must do to take part in a step, and which ones there are.
+"""What a way of holding tables must do to take part in a step, and which ways there are.
 
-A step runs the methods of every `ShardingMethod` in the order below, on every rank, and
-sends the parcels of all methods in one collective per phase:
+A step runs every `ShardingMethod` through the phases below, on every rank, and sends the
+parcels of all methods in one collective per phase:
 
-    lengths ─► ids ─► lookup ─► outputs ─► (dense layers) ─► gradients ─► update
+    sizes ─► ids ─► lookup ─► outputs ─► (dense layers) ─► gradients ─► update
 
-A new sharding type is one file with one class, one line in `METHODS` and its rows in
-`autoshard.runtime.capabilities`. Methods keep nothing of a step in themselves: it lives
-in a `MethodState`, so that several batches can be under way at once.
+There are two: `Sliced` for tables whose rectangles lie on one rank each (`table_wise`,
+`row_wise`, `table_row_wise`, `column_wise`, `table_column_wise`), and `DataParallel` for
+replicas. Methods keep nothing of a step in themselves: it lives in a `MethodState`, so
+that several batches can be under way at once.
 
-Shapes: E=entries, B=samples of this rank, R=ranks.
+Shapes: E=entries, B=samples of this rank, R=ranks, N=announced numbers.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ import torch
 from torch import Tensor
 
 from autoshard.problem import TrainingConfig
-from autoshard.runtime.collectives import Parcel
+from autoshard.runtime.collectives import Parcel, Received
 from autoshard.runtime.ids import EntryIds
 from autoshard.runtime.layout import Entry, PlacedTable
 from autoshard.runtime.timing import Recorder
-from autoshard.shards import ShardingType
+from autoshard.shards import Shard, ShardingType
+from autoshard.tables import Table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +41,22 @@ class RankContext:
     training: TrainingConfig
     seed: int
     recorder: Recorder
+    """Of lookup and update."""
+    input_recorder: Recorder
+    """Of what happens before; another one where a second thread distributes the input."""
+
+
+@dataclass(frozen=True, eq=False)
+class LocalShard:
+    """What one rank holds of a table, in the table's own coordinates."""
+
+    table: Table
+    shard: Shard
+    weights: Tensor
+    """A writable view [num_rows, num_cols], without padding columns."""
+    optimizer_states: dict[str, Tensor]
+    """Writable views, float32: `sum` for Adagrad [num_rows, num_cols] and row-wise Adagrad
+    [num_rows]; `exp_avg` and `exp_avg_sq` [num_rows, num_cols] for Adam; none for SGD."""
 
 
 @dataclass
@@ -54,59 +72,54 @@ class MethodState:
 
 
 class ShardingMethod(Protocol):
-    """One sharding type's part of a step on one rank."""
+    """One way of holding tables, and its part of a step on one rank."""
 
     entries: tuple[Entry, ...]
     """What it looks up from the local batch, in its own order, the same on every rank."""
-    num_lengths_R: list[int]
-    """Elements of the lengths parcel that this rank gets from each other rank."""
+    num_announced: int
+    """N: numbers that this rank tells each other rank before any ids travel."""
 
-    def send_lengths(self, state: MethodState | None) -> list[Tensor]:
-        """int64 per destination rank; zeros of the right size where there is no batch."""
+    def announce(self, state: MethodState) -> list[list[int]]:
+        """Prepare the local batch; N numbers for each destination rank, [R][N]."""
 
-    def send_ids(self, state: MethodState, lengths: list[Tensor]) -> Parcel:
-        """Read the lengths of every source rank; send ids (and weights) as int64."""
+    def send_ids(self, state: MethodState, announced: list[list[int]]) -> Parcel:
+        """Read what every source rank announced, [R][N]; send ids as int64."""
 
-    def lookup(self, state: MethodState, ids: list[Tensor]) -> None:
+    def lookup(self, state: MethodState, ids: Received) -> None:
         """Run the forward kernels on the ids of every source rank."""
 
     def send_outputs(self, state: MethodState) -> Parcel:
         """Send pooled outputs as float32."""
 
-    def pooled(self, state: MethodState, outputs: list[Tensor]) -> list[Tensor]:
-        """Per entry, the pooled output of the local batch, float32 [B, embedding_dim]."""
+    def pooled(self, state: MethodState, outputs: Received) -> list[Tensor]:
+        """Per entry, the sums over the bags of the local batch, float32 [B, embedding_dim].
+
+        The caller may write into them.
+        """
 
     def send_gradients(self, state: MethodState, gradients: Sequence[Tensor]) -> Parcel:
-        """Take the gradient of each entry's output, already divided by R; send as float32."""
+        """Take the gradient of each entry's sums, to be divided by R; send as float32."""
 
-    def update(self, state: MethodState, gradients: list[Tensor]) -> None:
+    def update(self, state: MethodState, gradients: Received) -> None:
         """Run the backward kernels with the fused optimizer."""
 
-    def held_tables(self) -> tuple[str, ...]:
-        """Names of the tables that this rank holds, whole or in part."""
-
-    def table_weights(self, name: str) -> Tensor:
-        """A view of the weights of a held table."""
-
-    def optimizer_state(self, name: str) -> Tensor | None:
-        """A view of the optimizer state of a held table; None if the optimizer has none."""
+    def local_shards(self) -> tuple[LocalShard, ...]:
+        """What this rank holds."""
 
     def allocated_bytes(self) -> int:
         """Bytes of weights and optimizer state on this rank."""
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Use another learning rate from the next update on."""
 
 
 MethodFactory = Callable[[Sequence[PlacedTable], RankContext], ShardingMethod]
 
 
-def method_factories() -> dict[ShardingType, MethodFactory]:
-    """The registered sharding types, in the order in which parcels are packed."""
+def sharding_methods() -> list[tuple[frozenset[ShardingType], MethodFactory]]:
+    """The ways of holding tables and their types, in the order in which parcels are packed."""
     from autoshard.runtime.data_parallel import DataParallel
-    from autoshard.runtime.table_wise import TableWise
+    from autoshard.runtime.sliced import Sliced
 
-    return {ShardingType.DATA_PARALLEL: DataParallel, ShardingType.TABLE_WISE: TableWise}
-
-
-def empty_parcel(context: RankContext, dtype: torch.dtype) -> Parcel:
-    """Nothing to anybody."""
-    nothing = torch.empty(0, dtype=dtype, device=context.device)
-    return Parcel([nothing] * context.world_size, [0] * context.world_size)
+    replicated = frozenset({ShardingType.DATA_PARALLEL})
+    return [(replicated, DataParallel), (frozenset(ShardingType) - replicated, Sliced)]

@@ -39,7 +39,8 @@ class Phase(Enum):
 
     CONTROL = "control"
     """Step status where no ids travel; not caused by tables, so not a term of the objective."""
-    LENGTHS = "lengths"
+    SIZES = "sizes"
+    """What each rank is about to send; the step's status rides on it."""
     IDS = "ids"
     OUTPUTS = "outputs"
     GRADIENTS = "gradients"
@@ -47,7 +48,7 @@ class Phase(Enum):
     """The all-reduce of dense gradients; not a term of the objective."""
 
 
-FORWARD_PHASES = (Phase.LENGTHS, Phase.IDS, Phase.OUTPUTS)
+FORWARD_PHASES = (Phase.SIZES, Phase.IDS, Phase.OUTPUTS)
 BACKWARD_PHASES = (Phase.GRADIENTS,)
 
 

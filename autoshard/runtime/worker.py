@@ -100,7 +100,6 @@ def execute_plan(process: RankProcess, plan: ShardingPlan, options: RunOptions) 
     offsets = clock_offsets_ns(collectives)
     # Tables are large: the next plan must not find this one's still there.
     del loop, optimizer, head, embeddings, batches
-    collectives.release_buffers()
     gc.collect()
     return _combined(gathered, offsets, process.oversubscribed)
 

@@ -26,7 +26,6 @@ from autoshard.runtime.data import SyntheticBatches, draw_batch
 from autoshard.runtime.embeddings import ShardedEmbeddings
 from autoshard.runtime.ids import EntryGather, IdsMode, parse_ids_mode
 from autoshard.runtime.initialization import initialize_rows
-from autoshard.runtime.kernels import mean_weights
 from autoshard.runtime.layout import layout_of
 from autoshard.runtime.results import RunOptions
 from autoshard.runtime.timing import Phase, StepRecord, combine_records
@@ -328,14 +327,11 @@ class TestSmallParts:
         assert whole.abs().max() <= 3000**-0.5
         assert not torch.equal(whole[:1024], whole[1024:2048])
 
-    def test_mean_weights(self) -> None:
-        weights = torch.tensor([1.0, 3.0, 5.0])
-        assert mean_weights(weights, torch.tensor([2, 0, 1])).tolist() == [0.5, 1.5, 5.0]
-
     def test_a_world_of_one_talks_to_itself(self) -> None:
         alone = Collectives(0, 1, device=CPU)
         sent = torch.tensor([1, 2])
-        assert alone.exchange(Phase.IDS, torch.int64, [Parcel([sent], [2])])[0][0] is sent
+        (received,) = alone.exchange(Phase.IDS, torch.int64, [Parcel(sent, [2], [2])])
+        assert received.joined() is sent
         assert alone.gather_objects("x", 3) == [3]
 
     def test_a_step_trains_once(self) -> None:

@@ -1,0 +1,258 @@
+"""Tables cut into rectangles that lie on one rank each: five sharding types, one mechanism.
+
+Whole tables, slices of rows and slices of columns differ in their geometry only. Each
+rank sends the ids of its local batch to the holders of the rows that they name; a holder
+pools the bags of all ranks, in one kernel call per kind of table, and sends every rank
+the sums for its own samples. Slices of columns are put side by side where they arrive,
+slices of rows are added up. Gradients travel the same way back, to every holder.
+
+Shapes: E=entries, B=samples of this rank, G=samples of all ranks, R=ranks, S=streams of a
+rank, F=features of a rank, C=true columns of all features of a rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from autoshard.runtime.bucketize import RowBucketizer
+from autoshard.runtime.collectives import Parcel, Received
+from autoshard.runtime.initialization import initialize_rows
+from autoshard.runtime.kernels import EmbeddingKernel
+from autoshard.runtime.layout import PlacedTable
+from autoshard.runtime.sharding import LocalShard, MethodState, RankContext
+from autoshard.runtime.slicing import Feature, SliceGeometry
+from autoshard.runtime.timing import Compute
+
+
+class Sliced:
+    """See the module's first lines."""
+
+    num_announced = 1
+
+    def __init__(self, tables: Sequence[PlacedTable], context: RankContext) -> None:
+        """Allocate the shards of this rank, and no others."""
+        self._context = context
+        self._geometry = geometry = SliceGeometry(
+            tables, context.world_size, context.training.optimizer
+        )
+        self.entries = geometry.entries
+        self._bucketizer = RowBucketizer(
+            self.entries[geometry.num_whole :], geometry.bucket_starts, context.device
+        )
+        self._slices_R = geometry.ranks
+        self._own = geometry.ranks[context.rank]
+        self._widths_R = [[f.shard.num_cols for f in slices.features] for slices in self._slices_R]
+        self._cols_R = [sum(widths) for widths in self._widths_R]
+        self._sent_streams = torch.tensor(
+            [stream for slices in self._slices_R for stream in slices.streams],
+            dtype=torch.int64,
+            device=context.device,
+        )
+        self._weighted_S = [geometry.is_weighted(stream) for stream in self._own.streams]
+        self._groups = [
+            _Group(list(features), context)
+            for _, features in groupby(self._own.features, key=lambda feature: feature.key)
+        ]
+
+    def announce(self, state: MethodState) -> list[list[int]]:
+        """Cut the batch into streams; how many elements each rank will get of them."""
+        ids, whole = state.ids, self._geometry.num_whole
+        lengths_SB = ids.lengths_EB
+        values, weights = ids.values, ids.weights or []
+        if whole < len(self.entries):
+            split_weights = None if ids.weights is None else weights[whole:]
+            cut = self._bucketizer(lengths_SB[whole:], values[whole:], split_weights)
+            lengths_SB = torch.cat([lengths_SB[:whole], cut.lengths_SB])
+            values = [*values[:whole], *cut.values]
+            weights = [*weights[:whole], *cut.weights]
+        sent: list[list[Tensor]] = []
+        for slices in self._slices_R:
+            heavy = [s for s in slices.streams if weights and self._geometry.is_weighted(s)]
+            sent.append([values[s] for s in slices.streams] + _packed([weights[s] for s in heavy]))
+        batch_size = lengths_SB.shape[1]
+        sizes = [
+            len(slices.streams) * batch_size + sum(part.numel() for part in parts)
+            for slices, parts in zip(self._slices_R, sent, strict=True)
+        ]
+        state.values.update(lengths=lengths_SB[self._sent_streams], sent=sent, sizes=sizes)
+        return [[size] for size in sizes]
+
+    def send_ids(self, state: MethodState, announced: list[list[int]]) -> Parcel:
+        """To each rank, per stream the bags' lengths, then the ids, then the weights."""
+        lengths = state.values.pop("lengths").split([len(s.streams) for s in self._slices_R])
+        parts: list[Tensor] = []
+        for lengths_SB, rest in zip(lengths, state.values.pop("sent"), strict=True):
+            parts.append(lengths_SB.flatten())
+            parts.extend(rest)
+        return Parcel(torch.cat(parts), state.values.pop("sizes"), [size for (size,) in announced])
+
+    def lookup(self, state: MethodState, ids: Received) -> None:
+        """Bring the ids from rank-major to feature-major order and pool them."""
+        num_streams = len(self._own.streams)
+        lengths_R: list[Tensor] = []
+        values_RS: list[Sequence[Tensor]] = []
+        weights_RS: list[Sequence[Tensor]] = []
+        for flat, batch_size in zip(ids.pieces, state.batch_sizes_R, strict=True):
+            lengths_SB = flat[: num_streams * batch_size].view(num_streams, batch_size)
+            counts = lengths_SB.sum(1).tolist()
+            start = num_streams * batch_size
+            end = start + sum(counts)
+            lengths_R.append(lengths_SB)
+            values_RS.append(flat[start:end].split(counts))
+            weights_RS.append(_unpacked(flat[end:], counts, self._weighted_S))
+        lengths_SG = torch.cat(lengths_R, dim=1)
+        inputs = []
+        for group in self._groups:
+            values = torch.cat([v[s] for s in group.streams for v in values_RS])
+            weights = None
+            if group.kernel.key.weighted:
+                weights = torch.cat([w[s] for s in group.streams for w in weights_RS])
+            inputs.append((values, group.pick(lengths_SG), weights))
+        with self._context.recorder.compute(Compute.FORWARD):
+            state.values["outputs"] = [
+                group.kernel.lookup(values, lengths, weights, training=state.training)
+                for group, (values, lengths, weights) in zip(self._groups, inputs, strict=True)
+            ]
+
+    def send_outputs(self, state: MethodState) -> Parcel:
+        """Each rank's rows of the pooled outputs."""
+        outputs_GC = [
+            group.kernel.unpad(output.detach())
+            for group, output in zip(self._groups, state.values["outputs"], strict=True)
+        ]
+        if len(outputs_GC) == 1:
+            flat = outputs_GC[0].reshape(-1)
+        elif outputs_GC:
+            flat = torch.cat(outputs_GC, dim=1).view(-1)
+        else:
+            flat = torch.empty(0, device=self._context.device)
+        own_cols = self._cols_R[self._context.rank]
+        batch_size = state.batch_sizes_R[self._context.rank]
+        return Parcel(
+            flat,
+            [size * own_cols for size in state.batch_sizes_R],
+            [batch_size * cols for cols in self._cols_R],
+        )
+
+    def pooled(self, state: MethodState, outputs: Received) -> list[Tensor]:
+        """Put slices of columns side by side and add up slices of rows."""
+        batch_size = state.batch_sizes_R[self._context.rank]
+        parts_RF = [
+            flat.view(batch_size, sum(widths)).split(widths, dim=1) if widths else ()
+            for flat, widths in zip(outputs.pieces, self._widths_R, strict=True)
+        ]
+        pooled = []
+        for blocks in self._geometry.assembly:
+            columns = []
+            for (rank, feature), *others in blocks:
+                total = parts_RF[rank][feature]
+                for other_rank, other in others:
+                    total.add_(parts_RF[other_rank][other])
+                columns.append(total)
+            pooled.append(columns[0] if len(columns) == 1 else torch.cat(columns, dim=1))
+        return pooled
+
+    def send_gradients(self, state: MethodState, gradients: Sequence[Tensor]) -> Parcel:
+        """To each rank, the columns that it holds, of every sample."""
+        batch_size = state.batch_sizes_R[self._context.rank]
+        sizes = [batch_size * cols for cols in self._cols_R]
+        flat = torch.empty(sum(sizes), device=self._context.device)
+        for part, cols, slices in zip(flat.split(sizes), self._cols_R, self._slices_R, strict=True):
+            if slices.features:
+                columns = [
+                    gradients[f.entry][
+                        :, f.shard.col_offset : f.shard.col_offset + f.shard.num_cols
+                    ]
+                    for f in slices.features
+                ]
+                torch.cat(columns, dim=1, out=part.view(batch_size, cols))
+        flat.div_(self._context.world_size)
+        own_cols = self._cols_R[self._context.rank]
+        return Parcel(flat, sizes, [size * own_cols for size in state.batch_sizes_R])
+
+    def update(self, state: MethodState, gradients: Received) -> None:
+        """Run the fused backward on the gradients of all ranks' samples."""
+        if not self._groups:
+            return
+        gradient_GC = gradients.joined().view(-1, self._cols_R[self._context.rank])
+        parts = gradient_GC.split([group.kernel.num_cols for group in self._groups], dim=1)
+        padded = [g.kernel.pad(part) for g, part in zip(self._groups, parts, strict=True)]
+        with self._context.recorder.compute(Compute.BACKWARD):
+            for group, output, gradient in zip(
+                self._groups, state.values.pop("outputs"), padded, strict=True
+            ):
+                group.kernel.update(output, gradient)
+
+    def local_shards(self) -> tuple[LocalShard, ...]:
+        """The rectangles on this rank."""
+        return tuple(shard for group in self._groups for shard in group.local_shards())
+
+    def allocated_bytes(self) -> int:
+        """Bytes of weights and optimizer state on this rank."""
+        return sum(group.kernel.allocated_bytes() for group in self._groups)
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Use another learning rate from the next update on."""
+        for group in self._groups:
+            group.kernel.set_learning_rate(learning_rate)
+
+
+class _Group:
+    """The shards of one kernel."""
+
+    def __init__(self, features: Sequence[Feature], context: RankContext) -> None:
+        self._held = list(dict.fromkeys((f.table, f.shard) for f in features))
+        self.streams = [feature.stream for feature in features]
+        first, last = self.streams[0], self.streams[-1]
+        self._is_run = self.streams == list(range(first, last + 1))
+        self.kernel = EmbeddingKernel(
+            features[0].key,
+            num_rows_T=[shard.num_rows for _, shard in self._held],
+            embedding_dim_T=[shard.num_cols for _, shard in self._held],
+            table_of_feature_F=[self._held.index((f.table, f.shard)) for f in features],
+            training=context.training,
+            device=context.device,
+        )
+        for index, (table, shard) in enumerate(self._held):
+            initialize_rows(
+                self.kernel.weights(index),
+                table,
+                seed=context.seed,
+                row_offset=shard.row_offset,
+                col_offset=shard.col_offset,
+            )
+
+    def pick(self, lengths_SG: Tensor) -> Tensor:
+        """The lengths of this kernel's features, [F, G]."""
+        if self._is_run:
+            return lengths_SG[self.streams[0] : self.streams[-1] + 1]
+        return lengths_SG[self.streams]
+
+    def local_shards(self) -> list[LocalShard]:
+        """What the kernel holds."""
+        return [
+            LocalShard(
+                table, shard, self.kernel.weights(index), self.kernel.optimizer_states(index)
+            )
+            for index, (table, shard) in enumerate(self._held)
+        ]
+
+
+def _packed(weights: Sequence[Tensor]) -> list[Tensor]:
+    """float32 weights as int64, two in each."""
+    if not weights:
+        return []
+    flat = torch.cat(list(weights))
+    return [torch.nn.functional.pad(flat, (0, flat.numel() % 2)).view(torch.int64)]
+
+
+def _unpacked(
+    packed: Tensor, counts: Sequence[int], is_weighted: Sequence[bool]
+) -> Sequence[Tensor]:
+    """Per stream, its weights; empty for streams without."""
+    sizes = [c if heavy else 0 for c, heavy in zip(counts, is_weighted, strict=True)]
+    return packed.view(torch.float32)[: sum(sizes)].split(sizes)
