@@ -32,7 +32,7 @@ from agents.checkpoints import (
 )
 from agents.networks import PlacementPolicy, PolicyNetwork
 from agents.validation import Validation, ValidationResult
-from autoshard.errors import InputError
+from autoshard.errors import InputError, quoted
 from autoshard.files import write_text
 from autoshard.placement import PlacementTask
 from autoshard.protocols import CostModel
@@ -95,7 +95,9 @@ class AgentConfig:
                 low = 0 if field.name in ("seed", "num_updates") else 1
                 if isinstance(value, bool) or not isinstance(value, int) or value < low:
                     raise InputError(
-                        f"{field.name} is not usable", got=repr(value), allowed=f"integers >= {low}"
+                        f"{field.name} is not usable",
+                        got=quoted(value),
+                        allowed=f"integers >= {low}",
                     )
             elif field.type == "float" and (
                 isinstance(value, bool)
@@ -104,7 +106,7 @@ class AgentConfig:
                 or value < 0
             ):
                 raise InputError(
-                    f"{field.name} is not usable", got=repr(value), allowed="a finite number >= 0"
+                    f"{field.name} is not usable", got=quoted(value), allowed="a finite number >= 0"
                 )
         if self.gae_lambda > 1:
             raise InputError("gae_lambda is not usable", got=self.gae_lambda, allowed="0..1")

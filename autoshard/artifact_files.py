@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from autoshard.errors import ArtifactError, InputError
+from autoshard.errors import ArtifactError, InputError, quoted
 from autoshard.files import fingerprint, read_json
 from autoshard.suggestions import did_you_mean
 
@@ -149,10 +149,8 @@ def read_artifact(folder: Path, *, kind: str, version: int, what: str) -> dict[s
     except InputError as error:
         raise ArtifactError(f"{folder} is not a {what}: {error}") from error
     if not isinstance(config, dict) or config.get("kind") != kind:
-        got = config.get("kind") if isinstance(config, dict) else type(config).__name__
-        raise ArtifactError(
-            f"{folder} is not a {what}", got=f"kind {got!r}", allowed=f"kind {kind!r}"
-        )
+        got = f"kind {quoted(config.get('kind'))}" if isinstance(config, dict) else quoted(config)
+        raise ArtifactError(f"{folder} is not a {what}", got=got, allowed=f"kind {kind!r}")
     if config.get("version") != version:
         raise ArtifactError(
             f"{what} {folder} has another format version",

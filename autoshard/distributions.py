@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammainc
 
-from autoshard.errors import InputError
+from autoshard.errors import InputError, quoted
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -103,7 +103,7 @@ class IdDistribution:
             InputError: an unknown key, or a value that is not usable.
         """
         if not isinstance(value, Mapping):
-            raise InputError("an id distribution must be an object", got=repr(value))
+            raise InputError("an id distribution must be an object", got=quoted(value))
         known = {"zipf_exponent", "zipf_shift", "bucket_rows", "bucket_shares"}
         if unknown := sorted(set(value) - known):
             raise InputError(

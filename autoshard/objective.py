@@ -8,6 +8,7 @@ lower bound all use `step_ms` from here.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from autoshard.errors import InputError
+from autoshard.errors import InputError, quoted
 
 FloatArray = NDArray[np.float64]
 
@@ -99,35 +100,53 @@ class StepCost:
             InputError: a key is missing or a value is not usable.
         """
         if not isinstance(value, Mapping):
-            raise InputError("a cost must be an object", got=repr(value)[:80])
-        try:
-            cost = cls(
-                source=CostSource(value["source"]),
-                fwd_compute_ms=tuple(_number(v) for v in value["fwd_compute_ms"]),
-                bwd_compute_ms=tuple(_number(v) for v in value["bwd_compute_ms"]),
-                fwd_comms_ms=_number(value["fwd_comms_ms"]),
-                bwd_comms_ms=_number(value["bwd_comms_ms"]),
-                extrapolated=_flag(value.get("extrapolated", False)),
-                oversubscribed=_flag(value.get("oversubscribed", False)),
+            raise InputError("a cost must be an object", got=quoted(value))
+        needed = ("source", "fwd_compute_ms", "bwd_compute_ms", "fwd_comms_ms", "bwd_comms_ms")
+        if missing := [key for key in needed if key not in value]:
+            raise InputError("a cost lacks a key", got=missing)
+        sources = [source.value for source in CostSource]
+        if value["source"] not in sources:
+            raise InputError(
+                "a cost's source is not known", got=quoted(value["source"]), allowed=sources
             )
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise InputError("a cost is malformed", got=str(error)) from error
-        terms = (*cost.fwd_compute_ms, *cost.bwd_compute_ms, cost.fwd_comms_ms, cost.bwd_comms_ms)
-        if any(not math.isfinite(term) or term < 0 for term in terms):
-            raise InputError("a cost is not usable", got=terms, allowed="finite numbers >= 0")
+        cost = cls(
+            source=CostSource(value["source"]),
+            fwd_compute_ms=_numbers(value, "fwd_compute_ms"),
+            bwd_compute_ms=_numbers(value, "bwd_compute_ms"),
+            fwd_comms_ms=_number(value["fwd_comms_ms"], "fwd_comms_ms"),
+            bwd_comms_ms=_number(value["bwd_comms_ms"], "bwd_comms_ms"),
+            extrapolated=_flag(value, "extrapolated"),
+            oversubscribed=_flag(value, "oversubscribed"),
+        )
         if not cost.fwd_compute_ms or len(cost.fwd_compute_ms) != len(cost.bwd_compute_ms):
             raise InputError("a cost does not give both compute terms for every rank")
         return cost
 
 
-def _number(value: object) -> float:
-    """A JSON number; text that looks like one is none."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{value!r:.80} is not a number")
-    return float(value)
+def _numbers(value: Mapping[str, Any], key: str) -> tuple[float, ...]:
+    numbers = value[key]
+    if not isinstance(numbers, list | tuple):
+        raise InputError(
+            f"a cost's {key} is not a list", got=quoted(numbers), allowed="a number per rank"
+        )
+    return tuple(_number(number, key) for number in numbers)
 
 
-def _flag(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError(f"{value!r:.80} is not true or false")
-    return value
+def _number(value: object, key: str) -> float:
+    """A JSON number that a time can be; text that looks like one is none."""
+    number = math.nan
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        with contextlib.suppress(OverflowError):  # an integer beyond every float
+            number = float(value)
+    if math.isfinite(number) and number >= 0:
+        return number
+    raise InputError(
+        f"a cost's {key} is not usable", got=quoted(value), allowed="finite numbers >= 0"
+    )
+
+
+def _flag(value: Mapping[str, Any], key: str) -> bool:
+    flag = value.get(key, False)
+    if not isinstance(flag, bool):
+        raise InputError(f"a cost's {key} is not usable", got=quoted(flag), allowed="true or false")
+    return flag

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from autoshard.distributions import IdDistribution
-from autoshard.errors import InputError, PlanError
+from autoshard.errors import InputError, PlanError, quoted
 from autoshard.files import canonical_json, fingerprint, read_json, write_text
 from autoshard.objective import StepCost
 from autoshard.problem import ShardingProblem, TrainingConfig
@@ -221,7 +221,7 @@ def plan_from_json(value: Any, where: str = "plan") -> ShardingPlan:
 
 def _object(value: Any, what: str, keys: set[str], optional: set[str]) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise PlanError(f"{what} must be an object", got=repr(value)[:80])
+        raise PlanError(f"{what} must be an object", got=quoted(value))
     if unknown := sorted(set(value) - keys):
         raise PlanError(f"{what} has an unknown key", got=unknown, allowed=sorted(keys))
     if missing := sorted(keys - optional - set(value)):
@@ -255,14 +255,14 @@ def _parse_plan(value: Any) -> ShardingPlan:
             )
     workload = value["workload"]
     if not isinstance(workload, Mapping):
-        raise PlanError("workload must be an object", got=repr(workload)[:80])
+        raise PlanError("workload must be an object", got=quoted(workload))
     workload = dict(workload)
     ids = workload.pop("ids", {})
     if not isinstance(ids, Mapping):
-        raise PlanError("workload.ids must be an object", got=repr(ids)[:80])
+        raise PlanError("workload.ids must be an object", got=quoted(ids))
     entries = value["tables"]
     if not isinstance(entries, Sequence) or isinstance(entries, str) or not entries:
-        raise PlanError("tables must be a list with at least one table", got=repr(entries)[:80])
+        raise PlanError("tables must be a list with at least one table", got=quoted(entries))
     tables = tuple(_parse_table(entry, index, ids) for index, entry in enumerate(entries))
     if unknown := sorted(set(ids) - {entry.table.name for entry in tables}):
         raise PlanError("workload.ids names a table that the plan does not have", got=unknown)
@@ -279,7 +279,7 @@ def _object_or_empty(value: Any) -> Mapping[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise PlanError("provenance must be an object", got=repr(value)[:80])
+        raise PlanError("provenance must be an object", got=quoted(value))
     try:
         canonical_json(value)
     except ValueError as error:
@@ -300,7 +300,7 @@ def _parse_cost(value: Any) -> PlanCost | None:
             or not 0 <= number < float("inf")
         ):
             raise PlanError(
-                f"cost.{name} is not usable", got=repr(number)[:80], allowed="a finite number >= 0"
+                f"cost.{name} is not usable", got=quoted(number), allowed="a finite number >= 0"
             )
         optional[name] = None if number is None else float(number)
     return PlanCost(step=step, **optional)
@@ -311,7 +311,7 @@ def _parse_enum(kind: Any, value: object, what: str) -> Any:
         return kind(value)
     except ValueError as error:
         allowed = ", ".join(member.value for member in kind)
-        raise PlanError(f"{what} is not known", got=repr(value), allowed=allowed) from error
+        raise PlanError(f"{what} is not known", got=quoted(value), allowed=allowed) from error
 
 
 def _parse_table(value: Any, index: int, ids: Mapping[str, Any]) -> TablePlan:
@@ -320,19 +320,19 @@ def _parse_table(value: Any, index: int, ids: Mapping[str, Any]) -> TablePlan:
     value = _object(value, what, _TABLE_KEYS, _OPTIONAL_TABLE_KEYS)
     features = value.get("feature_names", ())
     if not isinstance(features, Sequence) or isinstance(features, str):
-        raise PlanError(f"{what}: feature_names must be a list", got=repr(features)[:80])
+        raise PlanError(f"{what}: feature_names must be a list", got=quoted(features))
     table_ids = ids.get(str(name), {})
     if not isinstance(table_ids, Mapping):
-        raise PlanError(f"workload.ids of {what} must be an object", got=repr(table_ids)[:80])
+        raise PlanError(f"workload.ids of {what} must be an object", got=quoted(table_ids))
     table_ids = dict(table_ids)
     bag_lengths = table_ids.pop("bag_lengths", BagLengths.CONSTANT.value)
     weighted = value.get("weighted", False)
     if not isinstance(weighted, bool):
-        raise PlanError(f"{what}: weighted must be true or false", got=repr(weighted))
+        raise PlanError(f"{what}: weighted must be true or false", got=quoted(weighted))
     kernel = value.get("compute_kernel", "fused")
     if kernel not in COMPUTE_KERNELS:
         raise PlanError(
-            f"{what}: compute_kernel is not supported", got=kernel, allowed=COMPUTE_KERNELS
+            f"{what}: compute_kernel is not supported", got=quoted(kernel), allowed=COMPUTE_KERNELS
         )
     table = Table(
         name=value["name"],
@@ -349,7 +349,7 @@ def _parse_table(value: Any, index: int, ids: Mapping[str, Any]) -> TablePlan:
     sharding_type = _parse_enum(ShardingType, value["sharding_type"], f"{what}: sharding_type")
     shards = value["shards"]
     if not isinstance(shards, Sequence) or isinstance(shards, str):
-        raise PlanError(f"{what}: shards must be a list", got=repr(shards)[:80])
+        raise PlanError(f"{what}: shards must be a list", got=quoted(shards))
     parsed = []
     for position, shard in enumerate(shards):
         shard_name = f"{what}, shard {position}"
@@ -358,7 +358,9 @@ def _parse_table(value: Any, index: int, ids: Mapping[str, Any]) -> TablePlan:
             number = shard[key]
             if isinstance(number, bool) or not isinstance(number, int) or number < 0:
                 raise PlanError(
-                    f"{shard_name}: {key} is not usable", got=repr(number), allowed="integers >= 0"
+                    f"{shard_name}: {key} is not usable",
+                    got=quoted(number),
+                    allowed="integers >= 0",
                 )
         parsed.append(Shard(*(shard[key] for key in _SHARD_KEYS)))
     return TablePlan(table, sharding_type, tuple(parsed), kernel)

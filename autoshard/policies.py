@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.artifact_files import find_artifact, read_artifact
-from autoshard.errors import ArtifactError
+from autoshard.errors import ArtifactError, listed
 from autoshard.observation import (
     GLOBAL_FEATURES,
     RANK_FEATURES,
@@ -87,8 +87,8 @@ def load_policy(path_or_name: str | Path = "default") -> Policy:
             given = given if isinstance(given, list) else []
             raise ArtifactError(
                 f"policy {folder} reads other {key} than this version computes",
-                got=f"without {sorted(set(names) - set(given))}, "
-                f"with {sorted(set(given) - set(names))}"
+                got=f"without {listed(sorted(set(names) - set(given))) or 'none'}, "
+                f"with {listed(sorted(set(given) - set(names), key=str)) or 'none'} besides"
                 if set(given) != set(names)
                 else "another order",
                 remedy="train a policy with this version, or install the version that made it",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from autoshard.errors import InputError
+from autoshard.errors import InputError, quoted
 from autoshard.tables import Table, check_tables
 from autoshard.topology import Topology
 
@@ -45,7 +45,7 @@ class TrainingConfig:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < low:
                 raise InputError(
-                    f"{name} is not usable", got=repr(value), allowed=f"integers >= {low}"
+                    f"{name} is not usable", got=quoted(value), allowed=f"integers >= {low}"
                 )
         if self.batch_size > MAX_BATCH_SIZE:
             raise InputError(
@@ -60,13 +60,13 @@ class TrainingConfig:
             ):
                 raise InputError(
                     f"{name} is not usable",
-                    got=repr(value)[:80],
+                    got=quoted(value),
                     allowed=f"numbers from 0 to {MAX_FLOAT32:g}",
                 )
         if not isinstance(self.optimizer, Optimizer):
             raise InputError(
                 "optimizer is not known",
-                got=self.optimizer,
+                got=quoted(self.optimizer),
                 allowed=", ".join(o.value for o in Optimizer),
             )
 
@@ -89,7 +89,7 @@ class TrainingConfig:
             InputError: a missing or unknown key, or a value that is not usable.
         """
         if not isinstance(value, Mapping):
-            raise InputError("workload must be an object", got=repr(value)[:80])
+            raise InputError("workload must be an object", got=quoted(value))
         known = set(cls.__dataclass_fields__)
         if unknown := sorted(set(value) - known):
             raise InputError("unknown key in workload", got=unknown, allowed=sorted(known))

@@ -16,7 +16,7 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from autoshard.distributions import IdDistribution
-from autoshard.errors import InputError
+from autoshard.errors import InputError, quoted
 from autoshard.suggestions import did_you_mean
 from autoshard.tables import (
     MAX_COUNT,
@@ -53,12 +53,7 @@ class CellError(Exception):
 
     def __init__(self, what: str, got: object, allowed: str, remedy: str | None = None) -> None:
         super().__init__(what)
-        self.what, self.got, self.allowed, self.remedy = what, _shown(got), allowed, remedy
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+        self.what, self.got, self.allowed, self.remedy = what, quoted(got), allowed, remedy
 
 
 def is_blank(cell: object) -> bool:
@@ -82,7 +77,7 @@ def check_columns(columns: list[str], where: str) -> None:
             elif not column:
                 remedy = f"name column {position}, or remove it"
             raise InputError(
-                f"{where}: unknown column {_shown(column)}",
+                f"{where}: unknown column {quoted(column)}",
                 allowed=", ".join(COLUMNS),
                 remedy=remedy or "remove the column",
             )

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from autoshard.errors import InputError, UnsupportedError
+from autoshard.errors import InputError, UnsupportedError, quoted
 from autoshard.files import read_text, write_atomically, write_text
 from autoshard.table_cells import (
     COLUMNS,
@@ -174,14 +174,14 @@ def _read_json(path: Path) -> Iterable[Record]:
     if not isinstance(value, list) or isinstance(value, _Pairs):
         raise InputError(
             f"table list {path} is not usable",
-            got=type(value).__name__,
+            got=quoted(value),
             allowed='a list of objects, or {"tables": [...]}',
         )
     for index, pairs in enumerate(value):
         if not isinstance(pairs, _Pairs):
             raise InputError(
                 f"{path}, index {index}: not an object",
-                got=repr(pairs)[:80],
+                got=quoted(pairs),
                 allowed=f"an object with {', '.join(REQUIRED_COLUMNS)}",
             )
         check_columns([key for key, _ in pairs], f"{path}, index {index}")

@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Any
 
 from autoshard.distributions import IdDistribution
-from autoshard.errors import InputError
+from autoshard.errors import InputError, quoted
 from autoshard.files import fingerprint
 
 
@@ -82,7 +82,7 @@ class Table:
         if not _is_name(self.name):
             raise InputError(
                 "a table name is not usable",
-                got=ascii(self.name)[:80],
+                got=quoted(self.name),
                 allowed=f"printable text of 1 to {MAX_NAME_LENGTH} characters",
             )
         if not self.feature_names:
@@ -92,7 +92,7 @@ class Table:
             if isinstance(value, bool) or not isinstance(value, int):
                 raise InputError(
                     f"table {self.name!r}: {column} is not a whole number",
-                    got=repr(value),
+                    got=quoted(value),
                     allowed="integers >= 1",
                 )
             if not 1 <= value <= MAX_COUNT:
@@ -109,13 +109,13 @@ class Table:
         ):
             raise InputError(
                 f"table {self.name!r}: pooling_factor is not usable",
-                got=repr(pooling_factor),
+                got=quoted(pooling_factor),
                 allowed="a finite number >= 0 (up to 2^40)",
             )
         if not all(_is_name(feature) for feature in self.feature_names):
             raise InputError(
                 f"table {self.name!r}: a feature name is not usable",
-                got=ascii(self.feature_names)[:80],
+                got=quoted(self.feature_names),
                 allowed=f"printable text of 1 to {MAX_NAME_LENGTH} characters",
             )
         if len(set(self.feature_names)) != len(self.feature_names):

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autoshard.errors import InputError
+from autoshard.errors import InputError, quoted
 from autoshard.files import fingerprint
 
 GIB = 2**30
@@ -32,7 +32,9 @@ class Topology:
         for name in ("world_size", "local_world_size", "reserved_bytes"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise InputError(f"{name} is not usable", got=repr(value), allowed="integers >= 0")
+                raise InputError(
+                    f"{name} is not usable", got=quoted(value), allowed="integers >= 0"
+                )
         if self.reserved_bytes > MAX_BYTES:
             raise InputError(
                 "reserved_bytes is out of range",
@@ -61,7 +63,7 @@ class Topology:
             if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_BYTES:
                 raise InputError(
                     f"hbm_bytes of rank {rank} is not usable",
-                    got=repr(value),
+                    got=quoted(value),
                     allowed="integers >= 0 (up to 2^62)",
                 )
 
@@ -111,7 +113,7 @@ class Topology:
             InputError: a missing or unknown key, or a value that is not usable.
         """
         if not isinstance(value, Mapping):
-            raise InputError("topology must be an object", got=repr(value)[:80])
+            raise InputError("topology must be an object", got=quoted(value))
         known = {"world_size", "local_world_size", "hbm_bytes", "reserved_bytes"}
         if unknown := sorted(set(value) - known):
             raise InputError("unknown key in topology", got=unknown, allowed=sorted(known))
@@ -120,7 +122,7 @@ class Topology:
         hbm = value["hbm_bytes"]
         if not isinstance(hbm, Sequence) or isinstance(hbm, str):
             raise InputError(
-                "hbm_bytes must be a list", got=repr(hbm)[:80], allowed="one integer per rank"
+                "hbm_bytes must be a list", got=quoted(hbm), allowed="one integer per rank"
             )
         return cls(
             world_size=value["world_size"],

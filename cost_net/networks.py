@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from autoshard.errors import InputError
+from autoshard.errors import InputError, quoted
 from autoshard.features import NUM_SHARD_FEATURES, NUM_TRAFFIC_FEATURES, NUM_WORK_FEATURES
 from autoshard.suggestions import did_you_mean
 
@@ -292,7 +292,7 @@ def make_network(kind: str, options: Mapping[str, Any]) -> AdditiveNet | SumNet:
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise InputError(
                 f"option {name} of the {kind} network is not usable",
-                got=repr(value),
+                got=quoted(value),
                 allowed="integers >= 1",
             )
     return network(**values)

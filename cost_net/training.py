@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from autoshard.errors import InputError
+from autoshard.errors import InputError, quoted
 from cost_net.baselines import linear_weights
 from cost_net.dataset import KernelData, shard_rows
 from cost_net.networks import NETWORKS, AdditiveNet, SumNet, make_network
@@ -64,7 +64,9 @@ class CostNetConfig:
         for name in ("num_epochs", "patience", "batch_size", "num_threads", "collective_epochs"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InputError(f"{name} is not usable", got=repr(value), allowed="integers >= 1")
+                raise InputError(
+                    f"{name} is not usable", got=quoted(value), allowed="integers >= 1"
+                )
         for name in ("learning_rate", "weight_decay"):
             value = getattr(self, name)
             if not math.isfinite(value) or value < 0:

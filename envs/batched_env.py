@@ -14,7 +14,7 @@ from gymnasium.utils import seeding
 from numpy.typing import NDArray
 from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvIndices
 
-from autoshard.errors import InputError
+from autoshard.errors import InputError, quoted
 from autoshard.protocols import CostModel
 from envs.episodes import EnvConfig, Episodes, StepResult, action_space, observation_space
 from envs.task_source import TaskSource
@@ -39,7 +39,9 @@ class BatchedPlacementEnv(VecEnv):
             config: sizes and reward.
         """
         if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 1:
-            raise InputError("num_envs is not usable", got=repr(num_envs), allowed="integers >= 1")
+            raise InputError(
+                "num_envs is not usable", got=quoted(num_envs), allowed="integers >= 1"
+            )
         self.config = config or EnvConfig()
         self.render_mode = None
         super().__init__(num_envs, observation_space(self.config), action_space(self.config))

@@ -19,7 +19,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from autoshard.errors import InfeasibleError, InputError
+from autoshard.errors import InfeasibleError, InputError, quoted
 from autoshard.observation import (
     FEATURE_LIMIT,
     NUM_GLOBAL_FEATURES,
@@ -72,12 +72,12 @@ class EnvConfig:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= high:
                 raise InputError(
-                    f"{name} is not usable", got=repr(value), allowed=f"integers in 1..{high}"
+                    f"{name} is not usable", got=quoted(value), allowed=f"integers in 1..{high}"
                 )
         if not isinstance(self.reward, RewardKind):
             raise InputError(
                 "reward is not known",
-                got=repr(self.reward),
+                got=quoted(self.reward),
                 allowed=", ".join(f"RewardKind.{kind.name}" for kind in RewardKind),
             )
         for name in ("failure_penalty", "reward_scale"):
@@ -89,7 +89,7 @@ class EnvConfig:
                 or value <= 0
             ):
                 raise InputError(
-                    f"{name} is not usable", got=repr(value), allowed="a finite number > 0"
+                    f"{name} is not usable", got=quoted(value), allowed="a finite number > 0"
                 )
 
 

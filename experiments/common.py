@@ -28,7 +28,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import TypeAdapter, ValidationError
 
-from autoshard.errors import AutoshardError, InputError
+from autoshard.errors import AutoshardError, InputError, quoted
 from autoshard.suggestions import did_you_mean
 from experiments.metrics import LoggerConfig, MetricsLog
 
@@ -111,7 +111,7 @@ def to_dataclass(schema: type[C], values: dict[str, Any]) -> C:
         if isinstance(cause, AutoshardError):
             prefix = f"{where}: " if where else ""
             raise InputError(f"{prefix}{cause}") from cause
-        raise InputError(f"{where}: {first['msg']}", got=repr(first.get("input"))[:80]) from error
+        raise InputError(f"{where}: {first['msg']}", got=quoted(first.get("input"))) from error
 
 
 def _forbid_unknown(kind: Any, values: Any, where: str) -> None:

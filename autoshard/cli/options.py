@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl
 
 import typer
 
-from autoshard.errors import InputError
+from autoshard.errors import InputError, quoted
 from autoshard.files import check_replaceable
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def parse_gib(text: str, option: str) -> int:
     if not value.is_finite() or not 0 <= value <= MAX_GIB:
         raise InputError(
             f"{option} is not usable",
-            got=repr(text),
+            got=quoted(text),
             allowed=f"numbers of GiB, up to {MAX_GIB}",
         )
     return int(value * _GIB)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from autoshard.cost_models.bounds import makespan_lower_bound
 from autoshard.cost_models.ranges import MeasuredRange
-from autoshard.errors import ArtifactError, InputError
+from autoshard.errors import ArtifactError, InputError, quoted
 from autoshard.features import NUM_TRAFFIC_FEATURES, NUM_WORK_FEATURES, WORK_FEATURES
 from autoshard.files import fingerprint
 from autoshard.objective import CostSource
@@ -164,7 +164,7 @@ class AnalyticCostModel:
         """
         known = {field.name for field in fields(cls)}
         if not isinstance(value, Mapping):
-            raise ArtifactError("an analytic cost model must be an object", got=repr(value)[:80])
+            raise ArtifactError("an analytic cost model must be an object", got=quoted(value))
         if unknown := sorted(set(value) - known):
             raise ArtifactError(
                 "unknown key in an analytic cost model", got=unknown, allowed=sorted(known)
@@ -188,5 +188,5 @@ def _numbers(
     except (TypeError, ValueError):
         value = np.array(np.nan)
     if value.shape != shape or not np.all(np.isfinite(value)) or np.any(value < 0):
-        raise InputError(f"{name} is not usable", got=repr(given)[:200], allowed=allowed)
+        raise InputError(f"{name} is not usable", got=quoted(given), allowed=allowed)
     return value

@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
+from autoshard.errors import listed
 from autoshard.measure.config import CollectiveConfig, TimingConfig
 from autoshard.measure.environment import pin_to_core
 from autoshard.measure.repetition import NS_PER_MS, Repetitions, is_settled, reached_target
@@ -217,7 +218,7 @@ class _Rank:
         if wrong.item():
             raise RuntimeError(
                 f"ranks disagree on the sizes of an all-to-all: rank {self.rank} expects "
-                f"{list(from_R)} elements from each rank and is sent {announced.tolist()}"
+                f"{listed(from_R)} elements from the ranks and is sent {listed(announced.tolist())}"
             )
 
     def _check_content(self, taken: torch.Tensor, from_R: Sequence[int]) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, get_origin, get_type_hints
 
-from autoshard.errors import InputError
+from autoshard.errors import InputError, quoted
 from autoshard.files import fingerprint
 from autoshard.problem import Optimizer
 from autoshard.runtime.capabilities import Device
@@ -242,7 +242,7 @@ def measure_config(value: Mapping[str, Any]) -> MeasureConfig:
 
 def _from_plain(kind: Any, value: Any, where: str) -> Any:
     if not isinstance(value, Mapping):
-        raise InputError(f"{where or 'the configuration'} is not a mapping", got=repr(value)[:80])
+        raise InputError(f"{where or 'the configuration'} is not a mapping", got=quoted(value))
     hints = get_type_hints(kind)
     fields: dict[str, Any] = {}
     for key, item in value.items():
@@ -267,9 +267,9 @@ def _from_plain(kind: Any, value: Any, where: str) -> Any:
                 )
             item = hint(item)
         elif get_origin(hint) is tuple and not isinstance(item, list | tuple):
-            raise InputError(f"{name} is not a list", got=repr(item)[:80])
+            raise InputError(f"{name} is not a list", got=quoted(item))
         elif get_origin(hint) is dict and not isinstance(item, Mapping):
-            raise InputError(f"{name} is not a mapping", got=repr(item)[:80])
+            raise InputError(f"{name} is not a mapping", got=quoted(item))
         fields[key] = item
     try:
         return kind(**fields)
@@ -289,7 +289,9 @@ def _check_integers(config: Any, **lowest: int) -> None:
     for name, low in lowest.items():
         value = getattr(config, name)
         if isinstance(value, bool) or not isinstance(value, int) or value < low:
-            raise InputError(f"{name} is not usable", got=repr(value), allowed=f"integers >= {low}")
+            raise InputError(
+                f"{name} is not usable", got=quoted(value), allowed=f"integers >= {low}"
+            )
 
 
 def _check_numbers(config: Any, **lowest: float) -> None:
@@ -302,5 +304,5 @@ def _check_numbers(config: Any, **lowest: float) -> None:
             or value < low
         ):
             raise InputError(
-                f"{name} is not usable", got=repr(value), allowed=f"a finite number >= {low}"
+                f"{name} is not usable", got=quoted(value), allowed=f"a finite number >= {low}"
             )

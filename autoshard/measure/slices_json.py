@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from autoshard.errors import InputError
+from autoshard.errors import InputError, quoted
 from autoshard.files import canonical_json
 from autoshard.shards import ShardingType, ShardSlice, slice_to_json
 from autoshard.table_cells import parse_table
@@ -38,18 +38,16 @@ def slices_from_text(text: str, where: str = "shard set") -> tuple[ShardSlice, .
     try:
         values = json.loads(text)
     except (TypeError, ValueError) as error:
-        raise InputError(f"{where}: the shard set is not JSON", got=repr(text)[:80]) from error
+        raise InputError(f"{where}: the shard set is not JSON", got=quoted(text)) from error
     if not isinstance(values, list):
-        raise InputError(f"{where}: the shard set is not a list", got=repr(values)[:80])
+        raise InputError(f"{where}: the shard set is not a list", got=quoted(values))
     return tuple(_slice(value, where) for value in values)
 
 
 def _slice(value: Any, where: str) -> ShardSlice:
     keys = {"table", "sharding_type", *_INTEGERS}
     if not isinstance(value, Mapping) or set(value) != keys:
-        raise InputError(
-            f"{where}: a shard is malformed", got=repr(value)[:80], allowed=f"keys {sorted(keys)}"
-        )
+        raise InputError(f"{where}: a shard is malformed", got=quoted(value), allowed=sorted(keys))
     table = _table(canonical_json(value["table"]), where)
     numbers = [value[key] for key in _INTEGERS]
     if any(isinstance(number, bool) or not isinstance(number, int) for number in numbers):

@@ -17,7 +17,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from autoshard.errors import InputError
+from autoshard.errors import InputError, quoted
 from autoshard.files import read_json, read_text
 from autoshard.measure.schema import RowKind
 from autoshard.measure.store import measurement_files, read_part
@@ -310,7 +310,7 @@ def _planning(root: Path) -> list[Mapping[str, Any]]:
             if not isinstance(record["planning_time_s"], int | float | None):
                 raise InputError(
                     f"{path}: planning_time_s is not a number",
-                    got=repr(record["planning_time_s"])[:80],
+                    got=quoted(record["planning_time_s"]),
                     remedy=_REMEDY,
                 )
         if records:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.distributions import IdDistribution, sample_ids
-from autoshard.errors import InputError
+from autoshard.errors import InputError, quoted
 from autoshard.shards import ShardSlice
 from autoshard.tables import BagLengths, Table
 
@@ -77,7 +77,7 @@ def sample_lengths(
         InputError: `num_samples` is not usable, or the batch would not fit any memory.
     """
     if isinstance(num_samples, bool) or not isinstance(num_samples, int | np.integer):
-        raise InputError("num_samples is not a whole number", got=repr(num_samples))
+        raise InputError("num_samples is not a whole number", got=quoted(num_samples))
     if num_samples < 0:
         raise InputError("num_samples is negative", got=num_samples, allowed="integers >= 0")
     expected = table.lookups_per_sample * row_share * num_samples

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.distributions import sample_ids
-from autoshard.errors import InputError
+from autoshard.errors import InputError, quoted
 from autoshard.files import write_atomically
 from autoshard.tables import BagLengths, Table, check_tables
 from autoshard.workloads.batches import sample_lengths
@@ -299,4 +299,4 @@ def _whole_numbers(tensor: Any, what: str, num_dims: int) -> IntArray:
 def _describe(value: torch.Tensor | Any) -> str:
     if hasattr(value, "dtype"):
         return f"a tensor of {value.dtype}"
-    return f"{type(value).__name__} of {len(value)}" if hasattr(value, "__len__") else repr(value)
+    return f"{type(value).__name__} of {len(value)}" if hasattr(value, "__len__") else quoted(value)

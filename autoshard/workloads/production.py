@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from autoshard.errors import InputError
+from autoshard.errors import InputError, quoted
 from autoshard.tables import BagLengths, PoolingType, Table
 from autoshard.workloads.registry import register_workload
 from autoshard.workloads.reuse import REUSE_2021, ReuseLaw
@@ -132,7 +132,9 @@ def draw_statistics(num_tables: int, *, seed: int) -> TableStatistics:
     """
     for name, value, low in (("num_tables", num_tables, 1), ("seed", seed, 0)):
         if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < low:
-            raise InputError(f"{name} is not usable", got=repr(value), allowed=f"integers >= {low}")
+            raise InputError(
+                f"{name} is not usable", got=quoted(value), allowed=f"integers >= {low}"
+            )
     # One row of uniforms per table: a longer list of one seed begins with the shorter.
     uniform = np.random.default_rng(seed).random((num_tables, 5))
     percent, log_rows = _row_curve()
@@ -177,7 +179,7 @@ def scale_rows(num_embeddings: IntArray, row_scale: float) -> IntArray:
         InputError: `row_scale` is not in (0, 1].
     """
     if isinstance(row_scale, bool) or not isinstance(row_scale, int | float):
-        raise InputError("row_scale is not a number", got=repr(row_scale))
+        raise InputError("row_scale is not a number", got=quoted(row_scale))
     if not 0.0 < row_scale <= 1.0:
         raise InputError("row_scale is out of range", got=row_scale, allowed="(0, 1]")
     return np.maximum(np.round(num_embeddings * float(row_scale)), 1.0).astype(np.int64)
@@ -188,7 +190,7 @@ def _cap(name: str, values: NDArray, most: float | None) -> NDArray:
         return values
     low = 0 if name == "max_pooling_factor" else 1
     if isinstance(most, bool) or not isinstance(most, int | float) or not most >= low:
-        raise InputError(f"{name} is not usable", got=repr(most), allowed=f"numbers >= {low}")
+        raise InputError(f"{name} is not usable", got=quoted(most), allowed=f"numbers >= {low}")
     return np.minimum(values, values.dtype.type(most))
 
 

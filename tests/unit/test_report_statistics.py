@@ -127,7 +127,7 @@ def test_one_value_is_never_paired_with_many(one_sided):
 
 
 def test_an_infinite_value_is_named():
-    with pytest.raises(InputError, match=r"got: \[inf\]"):
+    with pytest.raises(InputError, match=r"got: inf$"):
         geometric_mean_ratio([1.0, math.inf], [1.0, 1.0])
 
 
