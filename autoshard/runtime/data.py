@@ -1,8 +1,7 @@
 """Synthetic training batches, drawn from the id distributions that the plan carries.
 
 A batch depends on the seed, the rank and its number only, so runs of different plans for
-one problem see the same data. A feature that several tables look up has one list of ids,
-drawn for the smallest of them so that all of its ids exist everywhere.
+one problem see the same data.
 """
 
 from __future__ import annotations
@@ -12,12 +11,12 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
+from autoshard.clicks.drawing import draw_features
 from autoshard.errors import InputError
 from autoshard.plan import ShardingPlan
 from autoshard.runtime.batch import JaggedBatch
 from autoshard.runtime.dense import TrainingBatch
 from autoshard.tables import Table
-from autoshard.workloads.batches import IntArray, WeightArray, draw_table_batch
 
 
 class SyntheticBatches:
@@ -73,39 +72,13 @@ def draw_batch(
     tables: list[Table], num_samples: int, generator: np.random.Generator
 ) -> TrainingBatch:
     """Draw one batch of `num_samples` samples with labels that are 0 or 1 at random."""
-    owner: dict[str, Table] = {}
-    for table in tables:
-        for feature in table.feature_names:
-            if feature not in owner or table.num_embeddings < owner[feature].num_embeddings:
-                owner[feature] = table
-    weighted = {f for table in tables if table.weighted for f in table.feature_names}
-    drawn: dict[str, tuple[IntArray, IntArray, WeightArray | None]] = {}
-    for table in tables:
-        if not any(owner[feature] is table for feature in table.feature_names):
-            continue
-        batch = draw_table_batch(table, num_samples, generator)
-        cuts = np.cumsum(batch.lengths.sum(axis=1))[:-1]
-        values = np.split(batch.values, cuts)
-        weights = None if batch.weights is None else np.split(batch.weights, cuts)
-        for index, feature in enumerate(table.feature_names):
-            if owner[feature] is table:
-                part = None if weights is None else weights[index]
-                drawn[feature] = (batch.lengths[index], values[index], part)
-    weight_parts: list[WeightArray] = []
-    for feature in owner:
-        _, values_L, own_weights = drawn[feature]
-        if own_weights is None:
-            own_weights = np.ones(len(values_L), dtype=np.float32)
-            if feature in weighted:
-                # The owner has none of its own, but a larger table asks for some.
-                own_weights *= generator.random(len(values_L), dtype=np.float32) + np.float32(0.5)
-        weight_parts.append(own_weights)
+    drawn = draw_features(tables, num_samples, generator)
     return TrainingBatch(
         JaggedBatch(
-            tuple(owner),
-            torch.from_numpy(np.stack([drawn[feature][0] for feature in owner])),
-            torch.from_numpy(np.concatenate([drawn[feature][1] for feature in owner])),
-            torch.from_numpy(np.concatenate(weight_parts)) if weighted else None,
+            drawn.feature_names,
+            torch.from_numpy(drawn.lengths_FB),
+            torch.from_numpy(drawn.values_L),
+            None if drawn.weights_L is None else torch.from_numpy(drawn.weights_L),
         ),
         torch.from_numpy(generator.integers(0, 2, size=num_samples).astype(np.float32)),
     )

@@ -1,0 +1,1 @@
+"""Training a model under a plan: DLRM, metrics, the trainer, and checkpoints."""
