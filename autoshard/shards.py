@@ -175,12 +175,17 @@ def shard_load(slice_: ShardSlice, training: TrainingConfig, world_size: int) ->
     ids = math.ceil(lookups)
     output = bags * cols * OUTPUT_BYTES
     replica = 0
-    replica_per_peer = 0.0
-    if is_replica and world_size > 1:
-        replica_per_peer = unique * (ID_BYTES + cols * OUTPUT_BYTES)
-        replica = math.ceil(replica_per_peer) * world_size
+    send_ids, send_outputs, send_replica = 0.0, 0.0, 0.0
     local_ids = training.batch_size * table.lookups_per_sample * slice_.row_share
     local_bags = training.batch_size * table.num_features
+    if is_replica:
+        exchange = replica_exchange(table, training, world_size)
+        send_ids, send_replica = exchange.ids_bytes, exchange.gradients_bytes
+        # Sent to and received from every rank.
+        replica = 2 * math.ceil(send_ids + send_replica) * world_size
+    else:
+        send_ids = local_ids * id_bytes + local_bags * LENGTH_BYTES
+        send_outputs = float(local_bags * slice_.num_cols * OUTPUT_BYTES)
     return ShardLoad(
         weights_bytes=slice_.num_rows * cols * table.data_type.num_bytes,
         optimizer_state_bytes=optimizer_state_bytes(training.optimizer, slice_.num_rows, cols),
@@ -191,14 +196,42 @@ def shard_load(slice_: ShardSlice, training: TrainingConfig, world_size: int) ->
         batch_samples=samples,
         lookups=lookups,
         unique_rows=unique,
-        send_ids_bytes_per_peer=(
-            0.0 if is_replica else local_ids * id_bytes + local_bags * LENGTH_BYTES
-        ),
-        send_output_bytes_per_peer=(
-            0.0 if is_replica else float(local_bags * slice_.num_cols * OUTPUT_BYTES)
-        ),
-        send_replica_bytes_per_peer=replica_per_peer,
+        send_ids_bytes_per_peer=send_ids,
+        send_output_bytes_per_peer=send_outputs,
+        send_replica_bytes_per_peer=send_replica,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicaExchange:
+    """What one rank tells each other rank of a replica's gradients, whichever is less.
+
+    By row: the distinct rows that it touched and the sum of each row's gradients. By bag:
+    its ids and the gradient of each bag, from which any rank can work out the rest. Rows
+    are fewer for small tables, bags for large ones with long bags.
+    """
+
+    by_bag: bool
+    ids_bytes: float
+    """Sent before the lookup, as lengths, ids and weights."""
+    gradients_bytes: float
+    """Sent after the backward of the dense layers."""
+
+
+def replica_exchange(table: Table, training: TrainingConfig, world_size: int) -> ReplicaExchange:
+    """How the replicas of `table` are kept equal; nothing travels in a world of one."""
+    if world_size == 1:
+        return ReplicaExchange(by_bag=True, ids_bytes=0.0, gradients_bytes=0.0)
+    lookups = training.batch_size * table.lookups_per_sample
+    bags = training.batch_size * table.num_features
+    row_bytes = table.embedding_dim * OUTPUT_BYTES
+    unique = expected_unique_rows(table.ids, table.num_embeddings, lookups, row_share=1.0)
+    by_row = unique * (ID_BYTES + row_bytes)
+    ids = lookups * (ID_BYTES + (4 if table.weighted else 0)) + bags * LENGTH_BYTES
+    by_bag = bags * row_bytes
+    if ids + by_bag < by_row:
+        return ReplicaExchange(by_bag=True, ids_bytes=ids, gradients_bytes=float(by_bag))
+    return ReplicaExchange(by_bag=False, ids_bytes=0.0, gradients_bytes=by_row)
 
 
 def fixed_rank_bytes(problem: ShardingProblem) -> dict[str, int]:

@@ -31,11 +31,9 @@ from autoshard.runtime.sharding import (
     LocalShard,
     MethodState,
     RankContext,
-    ShardingMethod,
-    sharding_methods,
+    build_methods,
 )
 from autoshard.runtime.timing import Phase
-from autoshard.shards import ShardingType
 from autoshard.tables import PoolingType
 
 
@@ -104,21 +102,13 @@ class ShardedEmbeddings(nn.Module):
             recorder=collectives.recorder,
             input_recorder=self._input_collectives.recorder,
         )
-        self._methods: list[ShardingMethod] = []
-        for kinds, factory in sharding_methods():
-            tables = [
-                t for kind, placed in self.layout.tables.items() if kind in kinds for t in placed
-            ]
-            if tables:
-                self._methods.append(factory(tables, context))
+        self._methods = build_methods(self.layout.tables, context)
         self._gather = EntryGather(
             [entry for method in self._methods for entry in method.entries],
             ids_mode,
             collectives.device,
         )
-        replicated_only = set(self.layout.tables) <= {ShardingType.DATA_PARALLEL}
-        self._sizes_phase = Phase.CONTROL if replicated_only else Phase.SIZES
-        self._exchanges_ids = self._exchanges_outputs = not replicated_only
+        self._exchanges_outputs = any(method.exchanges_outputs for method in self._methods)
         self._mean_entries = [
             index
             for index, entry in enumerate(self._gather.entries)
@@ -192,9 +182,8 @@ class ShardedEmbeddings(nn.Module):
             method.send_ids(state, numbers)
             for method, state, numbers in zip(self._methods, states, announced, strict=True)
         ]
-        ids = self._exchange_if(
-            self._exchanges_ids, self._input_collectives, Phase.IDS, torch.int64, parcels
-        )
+        needed = self._exchanges_ids(training)
+        ids = self._exchange_if(needed, self._input_collectives, Phase.IDS, torch.int64, parcels)
         return StepInput(gathered.lengths_EB.shape[1], states, ids, training, gathered.lengths_EB)
 
     def announce_failure(self, *, training: bool | None = None) -> None:
@@ -259,6 +248,9 @@ class ShardedEmbeddings(nn.Module):
             states.append(MethodState(part, training))
         return states
 
+    def _exchanges_ids(self, training: bool) -> bool:
+        return any(method.exchanges_ids(training=training) for method in self._methods)
+
     def _header(self, status: Status, training: bool) -> Header:
         step = self._input_collectives.recorder.step
         return Header(step=step, status=status, training=training)
@@ -294,7 +286,8 @@ class ShardedEmbeddings(nn.Module):
         sent = torch.tensor(rows, dtype=torch.int64, device=self._collectives.device)
         sizes = [sent.shape[1]] * self._world_size
         parcel = Parcel(sent.flatten(), sizes, sizes)
-        (received,) = self._input_collectives.exchange(self._sizes_phase, torch.int64, [parcel])
+        phase = Phase.SIZES if self._exchanges_ids(bool(header.training)) else Phase.CONTROL
+        (received,) = self._input_collectives.exchange(phase, torch.int64, [parcel])
         told = received.joined().view(self._world_size, -1).tolist()
         headers = [Header.from_list(row[:HEADER_SIZE]) for row in told]
         stop_if_told(headers, self._rank, self._gather.entries)

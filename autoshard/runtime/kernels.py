@@ -12,7 +12,7 @@ features together, L=ids.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,16 +74,18 @@ class EmbeddingKernel:
         fbgemm = load_fbgemm()
         self.key = key
         self._optimizer = training.optimizer
+        self._eps = training.eps
         self.device = device
         self._true_T = list(embedding_dim_T)
-        self._feature_dims = [embedding_dim_T[table] for table in table_of_feature_F]
-        self._padded_dims = [padded_cols(dim) for dim in self._feature_dims]
+        self.feature_dims = [embedding_dim_T[table] for table in table_of_feature_F]
+        """True columns of each feature."""
+        self._padded_dims = [padded_cols(dim) for dim in self.feature_dims]
         self.num_features = len(table_of_feature_F)
-        self.num_cols = sum(self._feature_dims)
+        self.num_cols = sum(self.feature_dims)
         """True columns of all features together."""
         self.num_padded_cols = sum(self._padded_dims)
         self._gradient_scale = math.sqrt(key.padding[0] / key.padding[1])
-        self._true_cols = _true_columns(self._feature_dims, self._padded_dims, device)
+        self._true_cols = _true_columns(self.feature_dims, self._padded_dims, device)
         on_cpu = device.type == "cpu"
         location = fbgemm.EmbeddingLocation.HOST if on_cpu else fbgemm.EmbeddingLocation.DEVICE
         compute = fbgemm.ComputeDevice.CPU if on_cpu else fbgemm.ComputeDevice.CUDA
@@ -123,10 +125,8 @@ class EmbeddingKernel:
         batch_size = lengths_FB.shape[1]
         if not batch_size:
             return torch.zeros(0, self.num_padded_cols, device=self.device)
-        bag_offsets = torch.zeros(lengths_FB.numel() + 1, dtype=torch.int64, device=self.device)
-        torch.cumsum(lengths_FB.flatten(), 0, out=bag_offsets[1:])
         with torch.set_grad_enabled(training):
-            output: Tensor = self._tbe(values_L, bag_offsets, weights_L)
+            output: Tensor = self._tbe(values_L, _bag_offsets(lengths_FB), weights_L)
         return output
 
     def update(self, output_BC: Tensor, gradient_BC: Tensor) -> None:
@@ -141,6 +141,59 @@ class EmbeddingKernel:
         if self._gradient_scale != 1.0:
             gradient_BC.mul_(self._gradient_scale)
         torch.autograd.backward([output_BC], [gradient_BC])
+
+    def apply(
+        self,
+        values_L: Tensor,
+        lengths_FB: Tensor,
+        weights_L: Tensor | None,
+        gradient_BC: Tensor,
+    ) -> None:
+        """Update with the gradient of a lookup that need not have been done here.
+
+        On CPU, FBGEMM's backward operator is called by itself; elsewhere autograd reaches
+        it, through a lookup.
+
+        Args:
+            values_L: as for `lookup`.
+            lengths_FB: as for `lookup`.
+            weights_L: as for `lookup`.
+            gradient_BC: as for `update`.
+        """
+        if not values_L.numel():
+            return
+        if self.device.type != "cpu":
+            output = self.lookup(values_L, lengths_FB, weights_L, training=True)
+            self.update(output, gradient_BC)
+            return
+        if self._gradient_scale != 1.0:
+            gradient_BC.mul_(self._gradient_scale)
+        tbe = self._tbe
+        arguments = [
+            gradient_BC,
+            tbe.weights_host,
+            tbe.weights_placements,
+            tbe.weights_offsets,
+            tbe.D_offsets,
+            tbe.max_D,
+            tbe.hash_size_cumsum,
+            tbe.total_hash_size_bits,
+            values_L,
+            _bag_offsets(lengths_FB),
+            int(tbe.pooling_mode),
+            gradient_BC.new_empty(0) if weights_L is None else weights_L,
+            False,  # stochastic rounding
+        ]
+        if self._optimizer is not Optimizer.SGD:
+            arguments += [
+                tbe.momentum1_host,
+                tbe.momentum1_placements,
+                tbe.momentum1_offsets,
+            ]
+        arguments.append(tbe.learning_rate_tensor)
+        if self._optimizer is not Optimizer.SGD:
+            arguments.append(self._eps)
+        _CPU_BACKWARDS[self._optimizer]()(*arguments)
 
     def unpad(self, output_BC: Tensor) -> Tensor:
         """The true columns of an output, [B, `num_cols`]."""
@@ -181,6 +234,12 @@ class EmbeddingKernel:
         self._tbe.set_learning_rate(learning_rate / self._gradient_scale)
 
 
+def _bag_offsets(lengths_FB: Tensor) -> Tensor:
+    offsets = lengths_FB.new_zeros(lengths_FB.numel() + 1)
+    torch.cumsum(lengths_FB.flatten(), 0, out=offsets[1:])
+    return offsets
+
+
 def _true_columns(
     true_dims: Sequence[int], padded_dims: Sequence[int], device: torch.device
 ) -> Tensor | None:
@@ -200,6 +259,13 @@ _OPTIMIZER_NAMES = {
     Optimizer.ADAGRAD: lambda types: types.EXACT_ADAGRAD,
     Optimizer.ROWWISE_ADAGRAD: lambda types: types.EXACT_ROWWISE_ADAGRAD,
     Optimizer.ADAM: lambda types: types.ADAM,
+}
+_CPU_BACKWARDS: dict[Optimizer, Callable[[], Any]] = {
+    Optimizer.SGD: lambda: torch.ops.fbgemm.split_embedding_backward_codegen_sgd_cpu,
+    Optimizer.ADAGRAD: lambda: torch.ops.fbgemm.split_embedding_backward_codegen_adagrad_cpu,
+    Optimizer.ROWWISE_ADAGRAD: lambda: (
+        torch.ops.fbgemm.split_embedding_backward_codegen_rowwise_adagrad_cpu
+    ),
 }
 _STATE_NAMES: dict[Optimizer, tuple[str, ...]] = {
     Optimizer.SGD: (),

@@ -32,6 +32,7 @@ class PlacedTable:
     """A table, its shards (none of zero size), and what looks it up."""
 
     table: Table
+    sharding_type: ShardingType
     shards: tuple[Shard, ...]
     entries: tuple[Entry, ...]
 
@@ -41,8 +42,8 @@ class Layout:
     """The plan as the runtime reads it."""
 
     world_size: int
-    tables: dict[ShardingType, tuple[PlacedTable, ...]]
-    """Per sharding type, in plan order."""
+    tables: tuple[PlacedTable, ...]
+    """In plan order."""
     entries: tuple[Entry, ...]
     """All entries, in plan order; pooled outputs come in this order."""
     features: tuple[str, ...]
@@ -63,20 +64,16 @@ def layout_of(plan: ShardingPlan) -> Layout:
         PlanError: two outputs would have the same name.
     """
     uses = Counter(feature for entry in plan.tables for feature in entry.table.feature_names)
-    tables: dict[ShardingType, list[PlacedTable]] = {}
-    entries: list[Entry] = []
-    for table_plan in plan.tables:
-        placed = _place(table_plan, uses)
-        entries.extend(placed.entries)
-        tables.setdefault(table_plan.sharding_type, []).append(placed)
+    tables = tuple(_place(table_plan, uses) for table_plan in plan.tables)
+    entries = tuple(entry for placed in tables for entry in placed.entries)
     names = Counter(entry.output_name for entry in entries)
     if duplicates := sorted(name for name, count in names.items() if count > 1):
         raise PlanError("two pooled outputs have the same name", got=duplicates)
     body = {key: plan.to_json()[key] for key in ("topology", "workload", "tables")}
     return Layout(
         world_size=plan.topology.world_size,
-        tables={kind: tuple(placed) for kind, placed in tables.items()},
-        entries=tuple(entries),
+        tables=tables,
+        entries=entries,
         features=tuple(uses),
         signature=int(fingerprint(body)[:12], 16),
     )
@@ -86,6 +83,7 @@ def _place(table_plan: TablePlan, uses: Counter[str]) -> PlacedTable:
     table = table_plan.table
     return PlacedTable(
         table=table,
+        sharding_type=table_plan.sharding_type,
         shards=tuple(s for s in table_plan.shards if s.num_rows and s.num_cols),
         entries=tuple(
             Entry(table, feature, feature if uses[feature] == 1 else f"{feature}@{table.name}")

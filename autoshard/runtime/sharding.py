@@ -5,10 +5,11 @@ parcels of all methods in one collective per phase:
 
     sizes ─► ids ─► lookup ─► outputs ─► (dense layers) ─► gradients ─► update
 
-There are two: `Sliced` for tables whose rectangles lie on one rank each (`table_wise`,
-`row_wise`, `table_row_wise`, `column_wise`, `table_column_wise`), and `DataParallel` for
-replicas. Methods keep nothing of a step in themselves: it lives in a `MethodState`, so
-that several batches can be under way at once.
+There are three: `Sliced` for tables whose rectangles lie on one rank each (`table_wise`,
+`row_wise`, `table_row_wise`, `column_wise`, `table_column_wise`); for replicas
+(`data_parallel`) `BagReplicas` or `RowReplicas`, whichever exchanges less. Methods keep
+nothing of a step in themselves: it lives in a `MethodState`, so that several batches can
+be under way at once.
 
 Shapes: E=entries, B=samples of this rank, R=ranks, N=announced numbers.
 """
@@ -27,7 +28,7 @@ from autoshard.runtime.collectives import Parcel, Received
 from autoshard.runtime.ids import EntryIds
 from autoshard.runtime.layout import Entry, PlacedTable
 from autoshard.runtime.timing import Recorder
-from autoshard.shards import Shard, ShardingType
+from autoshard.shards import Shard, ShardingType, replica_exchange
 from autoshard.tables import Table
 
 
@@ -78,6 +79,11 @@ class ShardingMethod(Protocol):
     """What it looks up from the local batch, in its own order, the same on every rank."""
     num_announced: int
     """N: numbers that this rank tells each other rank before any ids travel."""
+    exchanges_outputs: bool
+    """Whether its pooled outputs travel; if not, its parcels of them are always empty."""
+
+    def exchanges_ids(self, *, training: bool) -> bool:
+        """Whether its ids travel; if not, its parcels of them are always empty."""
 
     def announce(self, state: MethodState) -> list[list[int]]:
         """Prepare the local batch; N numbers for each destination rank, [R][N]."""
@@ -116,10 +122,18 @@ class ShardingMethod(Protocol):
 MethodFactory = Callable[[Sequence[PlacedTable], RankContext], ShardingMethod]
 
 
-def sharding_methods() -> list[tuple[frozenset[ShardingType], MethodFactory]]:
-    """The ways of holding tables and their types, in the order in which parcels are packed."""
-    from autoshard.runtime.data_parallel import DataParallel
+def build_methods(tables: Sequence[PlacedTable], context: RankContext) -> list[ShardingMethod]:
+    """Build what holds `tables` on one rank; methods come in the same order on every rank."""
+    from autoshard.runtime.bag_replicas import BagReplicas
+    from autoshard.runtime.row_replicas import RowReplicas
     from autoshard.runtime.sliced import Sliced
 
-    replicated = frozenset({ShardingType.DATA_PARALLEL})
-    return [(replicated, DataParallel), (frozenset(ShardingType) - replicated, Sliced)]
+    factories: list[MethodFactory] = [Sliced, BagReplicas, RowReplicas]
+    held: dict[MethodFactory, list[PlacedTable]] = {factory: [] for factory in factories}
+    for placed in tables:
+        if placed.sharding_type is not ShardingType.DATA_PARALLEL:
+            held[Sliced].append(placed)
+            continue
+        exchange = replica_exchange(placed.table, context.training, context.world_size)
+        held[BagReplicas if exchange.by_bag else RowReplicas].append(placed)
+    return [factory(own, context) for factory, own in held.items() if own]

@@ -25,6 +25,7 @@ from autoshard.runtime.kernels import EmbeddingKernel
 from autoshard.runtime.layout import PlacedTable
 from autoshard.runtime.sharding import LocalShard, MethodState, RankContext
 from autoshard.runtime.slicing import Feature, SliceGeometry
+from autoshard.runtime.streams import gather_streams, pack_weights
 from autoshard.runtime.timing import Compute
 
 
@@ -32,6 +33,11 @@ class Sliced:
     """See the module's first lines."""
 
     num_announced = 1
+    exchanges_outputs = True
+
+    def exchanges_ids(self, *, training: bool) -> bool:
+        """Always: ids go to the ranks that hold the rows."""
+        return True
 
     def __init__(self, tables: Sequence[PlacedTable], context: RankContext) -> None:
         """Allocate the shards of this rank, and no others."""
@@ -72,7 +78,9 @@ class Sliced:
         sent: list[list[Tensor]] = []
         for slices in self._slices_R:
             heavy = [s for s in slices.streams if weights and self._geometry.is_weighted(s)]
-            sent.append([values[s] for s in slices.streams] + _packed([weights[s] for s in heavy]))
+            sent.append(
+                [values[s] for s in slices.streams] + pack_weights([weights[s] for s in heavy])
+            )
         batch_size = lengths_SB.shape[1]
         sizes = [
             len(slices.streams) * batch_size + sum(part.numel() for part in parts)
@@ -92,26 +100,12 @@ class Sliced:
 
     def lookup(self, state: MethodState, ids: Received) -> None:
         """Bring the ids from rank-major to feature-major order and pool them."""
-        num_streams = len(self._own.streams)
-        lengths_R: list[Tensor] = []
-        values_RS: list[Sequence[Tensor]] = []
-        weights_RS: list[Sequence[Tensor]] = []
-        for flat, batch_size in zip(ids.pieces, state.batch_sizes_R, strict=True):
-            lengths_SB = flat[: num_streams * batch_size].view(num_streams, batch_size)
-            counts = lengths_SB.sum(1).tolist()
-            start = num_streams * batch_size
-            end = start + sum(counts)
-            lengths_R.append(lengths_SB)
-            values_RS.append(flat[start:end].split(counts))
-            weights_RS.append(_unpacked(flat[end:], counts, self._weighted_S))
-        lengths_SG = torch.cat(lengths_R, dim=1)
+        gathered = gather_streams(ids.pieces, state.batch_sizes_R, self._weighted_S)
         inputs = []
         for group in self._groups:
-            values = torch.cat([v[s] for s in group.streams for v in values_RS])
-            weights = None
-            if group.kernel.key.weighted:
-                weights = torch.cat([w[s] for s in group.streams for w in weights_RS])
-            inputs.append((values, group.pick(lengths_SG), weights))
+            weights = gathered.weights(group.streams) if group.kernel.key.weighted else None
+            lengths_FG = group.pick(gathered.lengths_SG)
+            inputs.append((gathered.values(group.streams), lengths_FG, weights))
         with self._context.recorder.compute(Compute.FORWARD):
             state.values["outputs"] = [
                 group.kernel.lookup(values, lengths, weights, training=state.training)
@@ -240,19 +234,3 @@ class _Group:
             )
             for index, (table, shard) in enumerate(self._held)
         ]
-
-
-def _packed(weights: Sequence[Tensor]) -> list[Tensor]:
-    """float32 weights as int64, two in each."""
-    if not weights:
-        return []
-    flat = torch.cat(list(weights))
-    return [torch.nn.functional.pad(flat, (0, flat.numel() % 2)).view(torch.int64)]
-
-
-def _unpacked(
-    packed: Tensor, counts: Sequence[int], is_weighted: Sequence[bool]
-) -> Sequence[Tensor]:
-    """Per stream, its weights; empty for streams without."""
-    sizes = [c if heavy else 0 for c, heavy in zip(counts, is_weighted, strict=True)]
-    return packed.view(torch.float32)[: sum(sizes)].split(sizes)

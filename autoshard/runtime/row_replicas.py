@@ -1,8 +1,10 @@
-"""`data_parallel`: every rank holds the table and looks up its own batch.
+"""`data_parallel` by row: ranks exchange the rows that they touched.
 
-Only the rows that a step touched are exchanged. Each rank sums its gradients per row,
+Every rank holds the table and looks up its own batch. Each sums its gradients per row,
 sends (rows, sums) to all others, and applies the optimizer to what all ranks sent, in
 rank order: the same numbers in the same order everywhere, so replicas stay bit-equal.
+Used where this is less than ids and bags (`autoshard.shards.replica_exchange`), and hence
+never in a world of one.
 
 Tables of equal dimension and kind share one kernel whose rows are laid end to end. All
 its features address that one row space, so any list of rows can be spread over them.
@@ -37,7 +39,7 @@ class _Lookup:
     lengths_FB: Tensor
     weights_L: Tensor | None
     unique_rows_U: Tensor | None = None
-    """None in a world of one, whose kernel sums duplicates itself."""
+    """None where no gradients follow."""
     order_L: Tensor | None = None
     """Sorts the ids by row."""
     start_U: Tensor | None = None
@@ -45,8 +47,10 @@ class _Lookup:
     output: Tensor | None = None
 
 
-class DataParallel:
+class RowReplicas:
     """See the module's first lines."""
+
+    exchanges_outputs = False
 
     def __init__(self, tables: Sequence[PlacedTable], context: RankContext) -> None:
         """Allocate a replica of every table."""
@@ -62,8 +66,11 @@ class DataParallel:
         )
         first = offsets([replica.kernel.num_features for replica in self._replicas])
         self._slices = [slice(*pair) for pair in pairwise(first)]
-        self._alone = context.world_size == 1
         self.num_announced = len(self._replicas)
+
+    def exchanges_ids(self, *, training: bool) -> bool:
+        """Never."""
+        return False
 
     def announce(self, state: MethodState) -> list[list[int]]:
         """How many distinct rows of each kernel this rank touches."""
@@ -72,7 +79,7 @@ class DataParallel:
             for replica, entries in zip(self._replicas, self._slices, strict=True)
         ]
         counts = [0] * len(lookups)
-        if state.training and not self._alone:
+        if state.training:
             # The kernel's backward would sort the ids; here it is done ahead of it.
             with self._context.input_recorder.compute(Compute.BACKWARD):
                 for lookup in lookups:
@@ -93,7 +100,7 @@ class DataParallel:
                     lookup.rows_L,
                     lookup.lengths_FB,
                     lookup.weights_L,
-                    training=state.training and self._alone,
+                    training=False,
                 )
 
     def send_outputs(self, state: MethodState) -> Parcel:
@@ -104,7 +111,7 @@ class DataParallel:
         """The kernels' outputs, cut into entries."""
         pooled: list[Tensor] = []
         for replica, lookup in zip(self._replicas, state.values["lookups"], strict=True):
-            unpadded = replica.kernel.unpad(lookup.output.detach())
+            unpadded = replica.kernel.unpad(lookup.output)
             pooled.extend(unpadded.split(replica.embedding_dim, dim=1))
         return pooled
 
@@ -112,9 +119,6 @@ class DataParallel:
         """Per kernel, the touched rows and the sum of each row's gradients."""
         lookups: list[_Lookup] = state.values["lookups"]
         per_replica = [gradients[entries] for entries in self._slices]
-        if self._alone:
-            state.values["gradients"] = per_replica
-            return empty_parcel(self._context.world_size, torch.float32, self._context.device)
         stacked = [torch.stack(list(part)).div_(self._context.world_size) for part in per_replica]
         with self._context.recorder.compute(Compute.BACKWARD):
             sums = [
@@ -133,14 +137,6 @@ class DataParallel:
 
     def update(self, state: MethodState, gradients: Received) -> None:
         """Apply the optimizer once to every row that any rank touched."""
-        if self._alone:
-            for replica, lookup, parts in zip(
-                self._replicas, state.values["lookups"], state.values["gradients"], strict=True
-            ):
-                gradient = replica.kernel.pad(torch.cat(list(parts), dim=1))
-                with self._context.recorder.compute(Compute.BACKWARD):
-                    replica.kernel.update(lookup.output, gradient)
-            return
         received = [
             flat.split(self._part_sizes(counts))
             for flat, counts in zip(gradients.pieces, state.values["counts"], strict=True)
@@ -246,8 +242,7 @@ class _Replica:
         lengths[num_features - missing :, -1] = 0
         values = torch.cat([rows_N[feature::num_features] for feature in range(num_features)])
         with self._context.recorder.compute(Compute.BACKWARD):
-            output = self.kernel.lookup(values, lengths, None, training=True)
-            self.kernel.update(output, padded)
+            self.kernel.apply(values, lengths, None, padded)
 
 
 def _deduplicate(lookup: _Lookup) -> None:
