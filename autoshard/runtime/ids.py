@@ -74,6 +74,7 @@ class EntryGather:
     def __init__(self, entries: Sequence[Entry], mode: IdsMode, device: torch.device) -> None:
         self.entries = tuple(entries)
         self.mode = mode
+        self._fewest_rows = min((entry.table.num_embeddings for entry in self.entries), default=0)
         self._num_embeddings_E = torch.tensor(
             [entry.table.num_embeddings for entry in self.entries], dtype=torch.int64, device=device
         )
@@ -116,6 +117,9 @@ class EntryGather:
     def _check(self, values_L: Tensor, counts_E: list[int]) -> tuple[Tensor, int, BadId | None]:
         if not values_L.numel():
             return values_L, 0, None
+        lowest, highest = (int(value) for value in torch.aminmax(values_L))
+        if lowest >= 0 and highest < self._fewest_rows:
+            return values_L, 0, None  # in range for every entry: the common case, in one pass
         counts = torch.tensor(counts_E, dtype=torch.int64, device=values_L.device)
         limit_L = torch.repeat_interleave(
             self._num_embeddings_E, counts, output_size=values_L.numel()
