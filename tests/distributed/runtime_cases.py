@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from autoshard.plan import ShardingPlan
 from autoshard.runtime.batch import JaggedBatch
-from autoshard.runtime.clocks import measure_offsets_ns
-from autoshard.runtime.dense import DenseHead, DenseOutput, TrainingBatch
+from autoshard.runtime.collectives import Collectives
+from autoshard.runtime.dense import DenseOutput, TrainingBatch
 from autoshard.runtime.embeddings import ShardedEmbeddings
+from autoshard.runtime.group import WorkerGroup
 from autoshard.runtime.ids import IdsMode
-from autoshard.runtime.loop import PlainLoop
+from autoshard.runtime.timing import Recorder
 from autoshard.runtime.worker import RankProcess
+from autoshard.shards import Shard
 from tests.reference_trainer import ReferenceBatch
+
+if TYPE_CHECKING:
+    from autoshard.runtime.sharding import LocalShard
 
 
 @dataclass
@@ -29,24 +33,30 @@ class Case:
     coefficients: dict[str, Tensor] = field(default_factory=dict)
     weights: dict[str, Tensor] | None = None
     ids_mode: IdsMode = IdsMode.FATAL
-    dense_seed: int | None = None
-    num_steps: int | None = None
-    as_generator: bool = False
     id_dtype: torch.dtype = torch.int64
     length_dtype: torch.dtype = torch.int64
 
 
 @dataclass
+class HeldShard:
+    """A copy of a `LocalShard`."""
+
+    table: str
+    shard: Shard
+    weights: Tensor
+    states: dict[str, Tensor]
+
+
+@dataclass
 class Outcome:
-    weights: dict[str, Tensor]
-    states: dict[str, Tensor | None]
-    dense: list[Tensor]
+    """What one rank has after training."""
+
+    shards: list[HeldShard]
     losses: list[float]
-    outputs: list[dict[str, Tensor]]
-    unused_batches: int
-    unused_is_exact: bool
+    outputs: list[dict[str, Tensor]]  # [step]["table/feature"]
     num_out_of_range: int
     allocated_bytes: int
+    held_tables: tuple[str, ...]
     phases: list[set[str]]
 
 
@@ -88,94 +98,91 @@ def to_batch(batch: ReferenceBatch, case: Case) -> TrainingBatch:
     return TrainingBatch(sparse, torch.tensor(labels, dtype=torch.float32))
 
 
-def stalling(batches: list[TrainingBatch], stalls_at: int | None) -> Iterator[TrainingBatch]:
-    for index, batch in enumerate(batches):
-        if index == stalls_at:
-            time.sleep(3600)
-        yield batch
+def copy_of(shard: LocalShard) -> HeldShard:
+    states = {name: state.clone() for name, state in shard.optimizer_states.items()}
+    return HeldShard(shard.table.name, shard.shard, shard.weights.clone(), states)
 
 
-def train(process: RankProcess, case: Case, stalls_at: int | None = None) -> Outcome:
-    """Train as the case says; the source of data falls silent before batch `stalls_at`."""
-    collectives = process.collectives
-    embeddings = ShardedEmbeddings(case.plan, collectives, ids_mode=case.ids_mode)
-    for name in embeddings.held_tables() if case.weights is not None else ():
-        embeddings.table_weights(name).copy_(case.weights[name])
-    dense: nn.Module
-    if case.dense_seed is None:
-        dense = CoefficientLoss(case.plan, case.coefficients)
-    else:
-        dense = DenseHead(embeddings.output_dims, hidden=(6,), seed=case.dense_seed)
-    optimizer = torch.optim.SGD(dense.parameters(), lr=case.plan.training.learning_rate)
-    batches = [to_batch(batch, case) for batch in case.batches[process.rank]]
-    result = PlainLoop(embeddings, dense, optimizer, collectives).train_steps(
-        stalling(batches, stalls_at) if case.as_generator or stalls_at else batches,
-        num_steps=case.num_steps or max(len(own) for own in case.batches),
-    )
-    held = embeddings.held_tables()
-    states = {name: embeddings.optimizer_state(name) for name in held}
+def outcome_of(
+    embeddings: ShardedEmbeddings,
+    losses: list[float],
+    outputs: list[dict[str, Tensor]],
+    recorder: Recorder,
+) -> Outcome:
     return Outcome(
-        weights={name: embeddings.table_weights(name).clone() for name in held},
-        states={name: None if s is None else s.clone() for name, s in states.items()},
-        dense=[p.detach().clone() for p in dense.parameters()],
-        losses=result.losses,
-        outputs=getattr(dense, "outputs", []),
-        unused_batches=result.unused_batches,
-        unused_is_exact=result.unused_is_exact,
+        shards=[copy_of(shard) for shard in embeddings.local_shards()],
+        losses=losses,
+        outputs=outputs,
         num_out_of_range=embeddings.num_out_of_range,
         allocated_bytes=embeddings.allocated_bytes(),
-        phases=[set(r.collectives_ns) for r in result.records],
+        held_tables=embeddings.held_tables(),
+        phases=[set(record.collectives_ns) for record in recorder.records],
     )
 
 
-def fatal_messages(process: RankProcess, case: Case) -> str:
-    """The error that this rank raises; the group stays usable, so all ranks raised together."""
+def build(process: RankProcess, case: Case) -> ShardedEmbeddings:
+    """The case's tables with the case's weights."""
+    embeddings = ShardedEmbeddings(case.plan, process.collectives, ids_mode=case.ids_mode)
+    for local in embeddings.local_shards() if case.weights is not None else ():
+        assert case.weights is not None
+        part = local.shard
+        rows = slice(part.row_offset, part.row_offset + part.num_rows)
+        columns = slice(part.col_offset, part.col_offset + part.num_cols)
+        local.weights.copy_(case.weights[local.table.name][rows, columns])
+    return embeddings
+
+
+def train(process: RankProcess, case: Case) -> Outcome:
+    """Train on every batch of the case, one step after the other."""
+    recorder = process.collectives.recorder
+    recorder.records.clear()
+    embeddings = build(process, case)
+    dense = CoefficientLoss(case.plan, case.coefficients)
+    losses = []
+    for step, batch in enumerate(case.batches[process.rank]):
+        recorder.start_step(step)
+        training_batch = to_batch(batch, case)
+        loss = dense(embeddings(training_batch.sparse), training_batch).loss
+        loss.backward()
+        recorder.end_step()
+        losses.append(float(loss.detach()))
+    return outcome_of(embeddings, losses, dense.outputs, recorder)
+
+
+def train_many(process: RankProcess, cases: Sequence[Case]) -> list[Outcome]:
+    """Train one case after the other."""
+    return [train(process, case) for case in cases]
+
+
+def message_of(function: Callable[[], object]) -> str:
+    """The error that this rank raises; the group stays usable if all ranks raise together."""
     try:
-        train(process, case)
+        function()
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "no error"
 
 
-def lookup_only(process: RankProcess, case: Case) -> tuple[dict[str, Tensor], bool]:
-    """Pooled outputs without gradients, and whether weights stayed as they were."""
-    embeddings = ShardedEmbeddings(case.plan, process.collectives)
-    before = {n: embeddings.table_weights(n).clone() for n in embeddings.held_tables()}
-    with torch.no_grad():
-        pooled = embeddings(to_batch(case.batches[process.rank][0], case).sparse)
-    same = all(torch.equal(w, embeddings.table_weights(n)) for n, w in before.items())
-    return {n: v.clone() for n, v in pooled.items()}, same
+def messages_of(process: RankProcess, cases: Sequence[Case]) -> list[str]:
+    """The error of training each case."""
+    return [message_of(partial(train, process, case)) for case in cases]
 
 
-def initial_weights(process: RankProcess, case: Case) -> dict[str, Tensor]:
-    embeddings = ShardedEmbeddings(case.plan, process.collectives, seed=5)
-    return {n: embeddings.table_weights(n).clone() for n in embeddings.held_tables()}
+def messages_of_ranks(process: RankProcess, per_rank: Sequence[Sequence[Case]]) -> list[str]:
+    """The same, where each rank has cases of its own."""
+    return messages_of(process, per_rank[process.rank])
 
 
-def different_plans(process: RankProcess, plans: list[Case]) -> str:
-    """Each rank runs another plan of the list."""
-    return fatal_messages(process, plans[process.rank])
+def alone() -> RankProcess:
+    """The only rank of a world of one, in this process."""
+    collectives = Collectives(0, 1, device=torch.device("cpu"))
+    return RankProcess(collectives, oversubscribed=False, report=lambda line: None)
 
 
-def clock_offsets(process: RankProcess) -> list[int]:
-    return measure_offsets_ns(process.collectives)
-
-
-def die(process: RankProcess, rank: int) -> None:
-    """Rank `rank` is killed while the others wait for it in a collective."""
-    process.report("step 7 of 20")
-    time.sleep(0.15)
-    if process.rank == rank:
-        os.kill(os.getpid(), signal.SIGKILL)
-    torch.distributed.all_reduce(torch.zeros(1))
-
-
-def fail(process: RankProcess, rank: int) -> None:
-    if process.rank == rank:
-        raise ZeroDivisionError("a fault of this rank")
-    torch.distributed.all_reduce(torch.zeros(1))
-
-
-def hang(process: RankProcess, rank: int, case: Case) -> None:
-    """Rank `rank` stops answering before step 1; the others' error says where they waited."""
-    train(process, case, stalls_at=1 if process.rank == rank else None)
+def run_ranks(
+    groups: dict[int, WorkerGroup], world_size: int, function: Callable[..., Any], *arguments: Any
+) -> list[Any]:
+    """Run on every rank: in worker processes, or in this one where there is only one rank."""
+    if world_size == 1:
+        return [function(alone(), *arguments)]
+    return groups[world_size].run(function, *arguments)

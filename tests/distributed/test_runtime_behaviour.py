@@ -1,31 +1,35 @@
-"""Bad ids, empty and uneven data, memory, faults of ranks: what a user meets at the edges."""
+"""Bad ids, empty and malformed batches, evaluation: every sharding type alike, on all ranks."""
 
 from __future__ import annotations
 
-import copy
-import os
 import random
-import time
+from collections.abc import Sequence
 
 import pytest
 import torch
 
-from autoshard.errors import WorkerError
 from autoshard.problem import Optimizer
-from autoshard.runtime.collectives import CollectiveError
 from autoshard.runtime.group import WorkerGroup
 from autoshard.runtime.ids import IdsMode
-from autoshard.tables import Table
-from tests.distributed import runtime_cases
-from tests.distributed.model_cases import make_plan, random_case, reference_of
-from tests.distributed.runtime_cases import Case
+from autoshard.shards import ShardingType
+from autoshard.tables import PoolingType, Table
+from tests.distributed import runtime_cases, step_cases
+from tests.distributed.equality_checks import assembled, check_equal
+from tests.distributed.model_cases import (
+    CPU_OPTIMIZERS,
+    SHARDING_TYPES,
+    make_plan,
+    random_case,
+    reference_of,
+)
+from tests.distributed.runtime_cases import Case, Outcome, run_ranks
 from tests.reference_trainer import ReferenceBatch
 
 Groups = dict[int, WorkerGroup]
 
 
-def two_table_case(kinds: list[str], bags: list[list[list[list[int]]]]) -> Case:
-    """Tables `small` (5 rows) and `large` (50 rows) look up feature `f`; `bags[rank][step]`."""
+def two_table_case(kinds: Sequence[str | ShardingType], bags: list[list[list[list[int]]]]) -> Case:
+    """Tables `large` (50 rows) and `small` (5 rows) look up feature `f`; `bags[rank][step]`."""
     tables = [
         Table(name=n, num_embeddings=r, embedding_dim=4, pooling_factor=1, feature_names=("f",))
         for n, r in (("large", 50), ("small", 5))
@@ -39,173 +43,232 @@ def two_table_case(kinds: list[str], bags: list[list[list[list[int]]]]) -> Case:
     )
 
 
-@pytest.mark.parametrize("kind", ["0", "1", "dp"])
-@pytest.mark.parametrize("bad", [7, -1])
-def test_fatal_mode_stops_every_rank_by_name(groups: Groups, kind: str, bad: int) -> None:
-    case = two_table_case(["dp", kind], [[[[1, 2]]], [[[3, bad, 4]]]])
-    if bad == -1:  # below every table's range: the first table in the runtime's order is named
-        case = two_table_case([kind, kind], [[[[1, 2]]], [[[3, bad, 4]]]])
-    messages = groups[2].run(runtime_cases.fatal_messages, case)
-    assert messages[0] == messages[1]
-    assert messages[0].startswith(
-        "InputError: rank 1, step 0: an id of feature 'f' is out of range"
-    )
-    assert f"got: {bad};" in messages[0]
-    assert ("table 'small'" if bad == 7 else "table 'large'") in messages[0]
+def per_case(ranks: list[list[Outcome]]) -> list[list[Outcome]]:
+    return [list(of_case) for of_case in zip(*ranks, strict=True)]
 
 
-@pytest.mark.parametrize("kind", ["0", "dp"])
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("bad", [5, 49, -1, 50, 2**40, 2**63 - 1, -(2**63)])
+def test_fatal_mode_stops_every_rank_by_name(groups: Groups, world_size: int, bad: int) -> None:
+    """5 and 49 are out of range for `small` only, the others for both tables."""
+    good = [[[[1, 4]]]] * (world_size - 1)
+    cases = [
+        two_table_case([other, kind], [*good, [[[3, bad, 4]]]])
+        for kind in SHARDING_TYPES
+        for other in ("dp", "0")
+    ]
+    messages = run_ranks(groups, world_size, runtime_cases.messages_of, cases)
+    for position in range(len(cases)):
+        of_ranks = {own[position] for own in messages}
+        assert len(of_ranks) == 1
+        message = of_ranks.pop()
+        assert message.startswith(
+            f"InputError: rank {world_size - 1}, step 0: an id of feature 'f' is out of range"
+        )
+        assert f"got: {bad};" in message
+        if bad in (5, 49):
+            assert "table 'small'" in message
+            assert "allowed: 0..4" in message
+
+
+def test_the_last_row_is_in_range(groups: Groups) -> None:
+    cases = [two_table_case([kind, kind], [[[[0, 4]]], [[[4]]]]) for kind in SHARDING_TYPES]
+    outcomes = per_case(groups[2].run(runtime_cases.train_many, cases))
+    for case, of_case in zip(cases, outcomes, strict=True):
+        check_equal(case, of_case)
+
+
 @pytest.mark.parametrize("mode", [IdsMode.WARNING, IdsMode.IGNORE])
-def test_other_modes_look_row_0_up(groups: Groups, kind: str, mode: IdsMode) -> None:
-    case = two_table_case(["0", kind], [[[[1, 7]]], [[[3, 70, -9]]]])
-    case.ids_mode = mode
-    outcomes = groups[2].run(runtime_cases.train, case)
-    # 70 and -9 are out of range for both tables, 7 for `small` only.
-    want = [1, 4] if mode is IdsMode.WARNING else [0, 0]
-    assert [outcome.num_out_of_range for outcome in outcomes] == want
-    weights = {n: w for outcome in outcomes for n, w in outcome.weights.items()}
-    # SGD with learning rate 1/4 and gradients over 2 ranks: 1/8 per occurrence.
-    assert weights["large"][[0, 1, 3, 7], 0].tolist() == [-0.25, -0.125, -0.125, -0.125]
-    assert weights["small"][[0, 1, 3], 0].tolist() == [-0.75, -0.25, -0.25]
+def test_other_modes_look_row_0_up(groups: Groups, mode: IdsMode) -> None:
+    cases = [two_table_case(["0", kind], [[[[1, 7]]], [[[3, 70, -9]]]]) for kind in SHARDING_TYPES]
+    for case in cases:
+        case.ids_mode = mode
+    for case, outcomes in zip(
+        cases, per_case(groups[2].run(runtime_cases.train_many, cases)), strict=True
+    ):
+        # 70 and -9 are out of range for both tables, 7 for `small` only.
+        want = [1, 4] if mode is IdsMode.WARNING else [0, 0]
+        assert [outcome.num_out_of_range for outcome in outcomes] == want
+        whole = assembled(case.plan, outcomes)
+        # SGD with learning rate 1/4 and gradients over 2 ranks: 1/8 per occurrence.
+        large, small = whole["large"][0], whole["small"][0]
+        assert large[[0, 1, 3, 7], 0].tolist() == [-0.25, -0.125, -0.125, -0.125]
+        assert small[[0, 1, 3], 0].tolist() == [-0.75, -0.25, -0.25]
+        assert large.count_nonzero() == 16
+        assert small.count_nonzero() == 12
 
 
-@pytest.mark.parametrize("kinds", ["tw", "dp", "mixed"])
-def test_empty_batches_are_normal(groups: Groups, kinds: str) -> None:
-    case = random_case(random.Random(2), 3, Optimizer.ROWWISE_ADAGRAD, kinds=kinds, num_steps=3)
-    features = case.batches[0][0].bags
-    nothing = ReferenceBatch({f: [] for f in features}, {f: [] for f in features})
-    hollow = ReferenceBatch({f: [[], []] for f in features}, {f: [[], []] for f in features})
-    case.batches[0][0] = nothing
-    for rank in range(3):
-        case.batches[rank][1] = nothing
-        case.batches[rank][2] = hollow
-    outcomes = groups[3].run(runtime_cases.train, case)
-    trainer = reference_of(case)
-    for step in range(3):
-        trainer.step([own[step] for own in case.batches], case.coefficients)
-    for outcome in outcomes:
-        for name, weights in outcome.weights.items():
-            torch.testing.assert_close(weights, trainer.tables[name].weights, rtol=2e-5, atol=2e-6)
+@pytest.mark.parametrize("optimizer", CPU_OPTIMIZERS)
+def test_empty_batches_are_normal(groups: Groups, optimizer: Optimizer) -> None:
+    """One rank without samples, then all ranks; then only empty bags, on one rank and on all."""
+    cases = []
+    for kind in SHARDING_TYPES:
+        rng = random.Random(f"empty/{kind.value}")
+        case = random_case(rng, 3, optimizer, kinds=[kind], num_steps=5)
+        features = case.batches[0][0].bags
+        nothing = ReferenceBatch({f: [] for f in features}, {f: [] for f in features})
+        hollow = ReferenceBatch({f: [[], []] for f in features}, {f: [[], []] for f in features})
+        case.batches[0][0] = case.batches[2][1] = nothing
+        case.batches[1][2] = hollow
+        for own in case.batches:
+            own[1], own[3] = nothing, hollow
+        cases.append(case)
+    for case, outcomes in zip(
+        cases, per_case(groups[3].run(runtime_cases.train_many, cases)), strict=True
+    ):
+        check_equal(case, outcomes)
 
 
-@pytest.mark.parametrize("as_generator", [False, True])
-def test_uneven_data_stop_all_ranks_at_the_shortest(groups: Groups, as_generator: bool) -> None:
-    case = two_table_case(["0", "dp"], [[[[1]]] * 5, [[[2]]] * 3])
-    case.as_generator = as_generator
-    outcomes = groups[2].run(runtime_cases.train, case)
-    assert [len(outcome.losses) for outcome in outcomes] == [3, 3]
-    # A generator does not tell how many are left, only that one was drawn in vain.
-    assert [o.unused_batches for o in outcomes] == ([1, 0] if as_generator else [2, 0])
-    assert outcomes[0].unused_is_exact is not as_generator
-
-
-def test_integer_types_may_be_mixed(groups: Groups) -> None:
-    case = random_case(random.Random(9), 2, Optimizer.SGD)
-    mixed = copy.copy(case)
-    mixed.id_dtype, mixed.length_dtype = torch.int32, torch.int64
-    other = copy.copy(case)
-    other.id_dtype, other.length_dtype = torch.int64, torch.int32
-    want = groups[2].run(runtime_cases.train, case)
-    for variant in (mixed, other):
-        for got, expected in zip(groups[2].run(runtime_cases.train, variant), want, strict=True):
-            for name, weights in expected.weights.items():
-                assert torch.equal(got.weights[name], weights)
+def test_steps_without_ids_change_nothing(groups: Groups) -> None:
+    nothing: list[list[list[int]]] = [[], [[]], [[], []]]
+    for optimizer in CPU_OPTIMIZERS:
+        cases = [two_table_case([kind, kind], [nothing, nothing]) for kind in SHARDING_TYPES]
+        for case in cases:
+            tables = [entry.table for entry in case.plan.tables]
+            kinds = [entry.sharding_type for entry in case.plan.tables]
+            case.plan = make_plan(tables, kinds, 2, optimizer)
+            case.weights = {n: torch.ones_like(w) for n, w in (case.weights or {}).items()}
+        for case, outcomes in zip(
+            cases, per_case(groups[2].run(runtime_cases.train_many, cases)), strict=True
+        ):
+            for weights, states in assembled(case.plan, outcomes).values():
+                assert torch.equal(weights, torch.ones_like(weights))
+                assert not any(state.any() for state in states.values())
 
 
 def test_a_batch_beyond_the_plan_stops_everybody(groups: Groups) -> None:
-    case = two_table_case(["0", "dp"], [[[[1]]], [[[1]] * 5]])
-    messages = groups[2].run(runtime_cases.fatal_messages, case)
-    assert "rank 0, step 0: rank 1 failed to prepare its batch" in messages[0]
-    assert messages[1].startswith("InputError: rank 1: the batch is larger than the plan allows")
+    cases = [two_table_case([kind, kind], [[[[1]]], [[[1]] * 5]]) for kind in SHARDING_TYPES]
+    messages = groups[2].run(runtime_cases.messages_of, cases)
+    for first, second in zip(*messages, strict=True):
+        assert "rank 0, step 0: rank 1 failed to prepare its batch" in first
+        assert second.startswith("InputError: rank 1: the batch is larger than the plan allows")
+        assert "got: 5 samples; allowed: 0..4" in second
 
 
 def test_a_missing_feature_is_named(groups: Groups) -> None:
-    case = two_table_case(["0", "1"], [[[[1]]], [[[1]]]])
-    case.batches[0][0] = ReferenceBatch({"other": [[1]]}, {})
-    messages = groups[2].run(runtime_cases.fatal_messages, case)
-    assert "lacks features of the plan; got: ['f']" in messages[0]
-    assert "rank 0 failed" in messages[1]
+    cases = [two_table_case([kind, kind], [[[[1]]], [[[1]]]]) for kind in SHARDING_TYPES]
+    for case in cases:
+        case.batches[0][0] = ReferenceBatch({"other": [[1]]}, {})
+    messages = groups[2].run(runtime_cases.messages_of, cases)
+    for first, second in zip(*messages, strict=True):
+        assert "lacks features of the plan; got: f;" in first
+        assert "rank 0 failed" in second
 
 
-def test_ranks_with_different_plans_are_found_out(groups: Groups) -> None:
-    bags = [[[[1]]], [[[1]]]]
-    cases = [two_table_case(kinds, bags) for kinds in (["0", "1"], ["1", "1"])]
-    messages = groups[2].run(runtime_cases.different_plans, cases)
-    for rank, message in enumerate(messages):
-        assert f"rank {rank}: rank {1 - rank} was given another plan" in message
-
-
-def test_a_rank_holds_its_own_tables_only(groups: Groups) -> None:
-    tables = [
-        Table(name="a", num_embeddings=1000, embedding_dim=8, pooling_factor=1),
-        Table(name="b", num_embeddings=500, embedding_dim=6, pooling_factor=1),
-        Table(name="c", num_embeddings=100, embedding_dim=4, pooling_factor=1),
-    ]
-    batch = ReferenceBatch({"a": [[1]], "b": [[2]], "c": [[3]]}, {})
-    coefficients = {f"{n}/{n}": torch.ones(d) for n, d in (("a", 8), ("b", 6), ("c", 4))}
-    plan = make_plan(tables, ["0", "1", "dp"], 2, Optimizer.ROWWISE_ADAGRAD)
-    outcomes = groups[2].run(runtime_cases.train, Case(plan, [[batch], [batch]], coefficients))
-    assert [set(outcome.weights) for outcome in outcomes] == [{"a", "c"}, {"b", "c"}]
-    # Padded fp32 columns and one fp32 state per row.
-    replica = 100 * (4 * 4 + 4)
-    want = [1000 * (8 * 4 + 4) + replica, 500 * (8 * 4 + 4) + replica]
-    assert [outcome.allocated_bytes for outcome in outcomes] == want
-
-
-def test_each_step_has_one_collective_per_phase(groups: Groups) -> None:
-    bags = [[[[1]]], [[[1]]]]
-    mixed, replicated = (
-        groups[2].run(runtime_cases.train, two_table_case(kinds, bags))[0].phases[0]
-        for kinds in (["0", "dp"], ["dp", "dp"])
-    )
-    assert mixed == {"lengths", "ids", "outputs", "gradients", "dense"}
-    assert replicated == {"control", "gradients", "dense"}
-
-
-def test_clock_offsets_of_one_host_are_small(groups: Groups) -> None:
-    offsets = groups[2].run(runtime_cases.clock_offsets)
-    assert offsets[0] == offsets[1]
-    assert offsets[0][0] == 0
-    assert abs(offsets[0][1]) < 1_000_000_000
-
-
-def alive(process_ids: tuple[int, ...]) -> list[int]:
-    found = []
-    for process_id in process_ids:
-        try:
-            os.kill(process_id, 0)
-        except ProcessLookupError:
-            continue
-        found.append(process_id)
-    return found
-
-
-def test_a_killed_rank_takes_the_others_down_by_name(groups: Groups) -> None:
-    group = groups[2]
-    process_ids = group.process_ids
-    start = time.monotonic()
-    with pytest.raises(WorkerError, match=r"rank 1 .* was killed by SIGKILL after: step 7"):
-        group.run(runtime_cases.die, 1)
-    assert time.monotonic() - start < 30
-    assert not alive(process_ids)
-    with pytest.raises(WorkerError, match="closed"):
-        group.run(runtime_cases.die, 1)
-
-
-def test_an_unexpected_fault_comes_with_its_cause(groups: Groups) -> None:
-    group = groups[2]
-    process_ids = group.process_ids
-    with pytest.raises(WorkerError, match="rank 0 failed: ZeroDivisionError: a fault of this rank"):
-        group.run(runtime_cases.fail, 0)
-    assert not alive(process_ids)
-
-
-def test_a_silent_rank_is_waited_for_only_so_long() -> None:
-    case = two_table_case(["0", "1"], [[[[1]], [[1]]], [[[1]], [[1]]]])
-    start = time.monotonic()
-    with (
-        WorkerGroup(2, timeout_s=8) as group,
-        pytest.raises(CollectiveError, match=r"rank 0, step 1, phase lengths: .* within 8 s"),
+def test_features_may_come_in_any_order_and_more_than_needed(groups: Groups) -> None:
+    cases = []
+    for kind in SHARDING_TYPES:
+        case = random_case(random.Random(f"order/{kind.value}"), 2, Optimizer.SGD, kinds=[kind])
+        for own in case.batches:
+            for step, batch in enumerate(own):
+                names = ["unused", *reversed(batch.bags)]
+                bags = {"unused": [[99]] * batch.num_samples, **batch.bags}
+                weights = {"unused": [[9.0]] * batch.num_samples, **batch.weights}
+                own[step] = ReferenceBatch(
+                    {n: bags[n] for n in names}, {n: weights[n] for n in names}
+                )
+        cases.append(case)
+    for case, outcomes in zip(
+        cases, per_case(groups[2].run(runtime_cases.train_many, cases)), strict=True
     ):
-        group.run(runtime_cases.hang, 1, case)
-    assert time.monotonic() - start < 60
+        check_equal(case, outcomes)
+
+
+@pytest.mark.parametrize("pooling", list(PoolingType))
+def test_weights_that_are_not_numbers_stay_in_their_bags(
+    groups: Groups, pooling: PoolingType
+) -> None:
+    """As in one process: NaN reaches its own sample's output and the rows of its bag."""
+    table = Table(
+        name="t",
+        num_embeddings=6,
+        embedding_dim=3,
+        pooling_factor=1,
+        weighted=True,
+        pooling=pooling,
+    )
+    batch = ReferenceBatch({"t": [[0, 1], [2, 3]]}, {"t": [[1.0, 2.0], [float("nan"), 1.0]]})
+    other = ReferenceBatch({"t": [[4], [0]]}, {"t": [[1.0], [3.0]]})
+    cases = [
+        Case(
+            make_plan([table], [kind], 2),
+            [[batch, other], [other, other]],
+            {"t/t": torch.ones(3)},
+            {"t": torch.ones(6, 3)},
+        )
+        for kind in SHARDING_TYPES
+    ]
+    for case, outcomes in zip(
+        cases, per_case(groups[2].run(runtime_cases.train_many, cases)), strict=True
+    ):
+        trainer = reference_of(case)
+        for step in range(2):
+            trainer.step([own[step] for own in case.batches], case.coefficients)
+        weights, _ = assembled(case.plan, outcomes)["t"]
+        assert outcomes[0].outputs[0]["t/t"].isnan().tolist() == [[False] * 3, [True] * 3]
+        assert weights.isnan().any(1).tolist() == [False, False, True, False, False, False]
+        torch.testing.assert_close(weights, trainer.tables["t"].weights, equal_nan=True)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_evaluation_between_steps_changes_nothing(groups: Groups, world_size: int) -> None:
+    cases = [
+        random_case(random.Random(f"eval/{kind.value}"), world_size, optimizer, kinds=[kind])
+        for kind, optimizer in zip(SHARDING_TYPES, CPU_OPTIMIZERS * 2, strict=True)
+    ]
+    ranks = run_ranks(groups, world_size, step_cases.train_and_evaluate, cases)
+    for case, of_ranks in zip(cases, zip(*ranks, strict=True), strict=True):
+        check_equal(case, [outcome for outcome, _, _ in of_ranks])
+        for outcome, evaluated, wants_gradient in of_ranks:
+            assert not wants_gradient
+            for trained, looked_up in zip(outcome.outputs, evaluated, strict=True):
+                for name, value in trained.items():
+                    torch.testing.assert_close(looked_up[name], value, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_ids_may_be_sent_ahead(groups: Groups, world_size: int) -> None:
+    cases = [
+        random_case(random.Random(f"ahead/{kind.value}"), world_size, optimizer, kinds=[kind])
+        for kind, optimizer in zip(SHARDING_TYPES, CPU_OPTIMIZERS * 2, strict=True)
+    ]
+    ranks = run_ranks(groups, world_size, step_cases.train_with_ids_ahead, cases)
+    for case, outcomes in zip(cases, per_case(ranks), strict=True):
+        check_equal(case, outcomes)
+
+
+def test_outputs_that_no_loss_uses_get_no_update(groups: Groups) -> None:
+    """Only `small` enters the loss; the gradient of `large` is missing, not wrong."""
+    bags = [[[[1, 4], [2]]], [[[4]]]]
+    cases = [two_table_case([kind, kind], bags) for kind in SHARDING_TYPES]
+    ranks = groups[2].run(step_cases.train_on_one_output, cases, "f@small")
+    for case, outcomes in zip(cases, per_case(ranks), strict=True):
+        whole = assembled(case.plan, outcomes)
+        assert not whole["large"][0].any()
+        # Learning rate 1/4, 2 ranks; rank 0 has two samples: 1/16 each, rank 1's 1/8.
+        want = [0, -0.0625, -0.0625, 0, -0.1875]
+        assert whole["small"][0][:, 3].tolist() == want
+
+
+def test_input_dist_ends_at_the_shortest_rank(groups: Groups) -> None:
+    bags = [[[[1]]] * 3, [[[2]]] * 1, [[[0]]] * 2]
+    cases = [two_table_case([kind, kind], bags) for kind in SHARDING_TYPES]
+    for own in groups[3].run(step_cases.end_of_data, cases):
+        assert own == [[True, False]] * len(SHARDING_TYPES)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_step_is_used_once(groups: Groups, world_size: int) -> None:
+    bags = [[[[1]]]] * world_size
+    cases = [two_table_case([kind, kind], bags) for kind in SHARDING_TYPES]
+    for own in run_ranks(groups, world_size, step_cases.misuse, cases):
+        for lookup, backward in own:
+            assert lookup == "InputError: a StepInput can be looked up only once"
+            assert backward == "InputError: the fused backward can run only once per step"
+
+
+def test_ranks_that_disagree_about_gradients_are_found_out(groups: Groups) -> None:
+    case = two_table_case(["0", "dp"], [[[[1]]], [[[1]]]])
+    messages = groups[2].run(step_cases.one_rank_without_gradients, case)
+    for rank, message in enumerate(messages):
+        assert f"rank {rank}, step 0: rank {1 - rank} runs another step" in message

@@ -1,174 +1,241 @@
-"""W ranks give what one process on the concatenated batch gives."""
+"""W ranks give what one process on the concatenated batch gives, for every sharding type."""
 
 from __future__ import annotations
 
+import copy
 import random
 
 import pytest
 import torch
 
-from autoshard.plan import plan_from_slices
 from autoshard.problem import Optimizer
-from autoshard.runtime.dense import DenseHead
 from autoshard.runtime.group import WorkerGroup
-from autoshard.runtime.layout import layout_of
-from autoshard.shards import ShardingType, ShardSlice
-from autoshard.tables import DataType, Table
+from autoshard.shards import Shard, ShardingType
+from autoshard.tables import DataType, PoolingType, Table
 from tests.distributed import runtime_cases
+from tests.distributed.equality_checks import assembled, check_equal, check_exact
 from tests.distributed.model_cases import (
+    CPU_OPTIMIZERS,
     EPS,
     LEARNING_RATE,
+    SHARDING_TYPES,
     make_plan,
     random_case,
     reference_of,
+    tables_of_every_pooling,
 )
-from tests.distributed.runtime_cases import Case, Outcome
+from tests.distributed.runtime_cases import Case, Outcome, run_ranks
 from tests.reference_trainer import ReferenceBatch
 
-WORLD_SIZES = (1, 2, 3)
+Groups = dict[int, WorkerGroup]
+WORLD_SIZES = (1, 2, 3, 4)
+KINDS = [*([kind] for kind in SHARDING_TYPES), list(SHARDING_TYPES)]
+
+each_kind = pytest.mark.parametrize(
+    "kinds", KINDS, ids=lambda kinds: kinds[0].value if len(kinds) == 1 else "mixed"
+)
+each_world_size = pytest.mark.parametrize("world_size", WORLD_SIZES)
 
 
-def compare(case: Case, outcomes: list[Outcome], *, rtol: float, atol: float) -> None:
-    """Compare outputs of every step, final weights and optimizer state with the reference."""
-    trainer = reference_of(case)
-    for step in range(len(case.batches[0])):
-        weights = {n: t.weights.to(torch.float32) for n, t in trainer.tables.items()}
-        for rank, outcome in enumerate(outcomes):
-            want = trainer.pooled(weights, case.batches[rank][step])
-            assert set(want) == set(outcome.outputs[step])
-            for name, value in want.items():
-                torch.testing.assert_close(
-                    outcome.outputs[step][name], value, rtol=rtol, atol=atol, msg=name
-                )
-        trainer.step([own[step] for own in case.batches], case.coefficients)
-    held = set()
-    for outcome in outcomes:
-        for name, weights in outcome.weights.items():
-            held.add(name)
-            table = trainer.tables[name]
-            torch.testing.assert_close(weights, table.weights, rtol=rtol, atol=atol)
-            if table.state is None:
-                assert outcome.states[name] is None
-            else:
-                torch.testing.assert_close(
-                    outcome.states[name], table.state, rtol=max(rtol, 1e-5), atol=max(atol, 1e-6)
-                )
-    assert held == set(trainer.tables)
+def run_cases(groups: Groups, world_size: int, cases: list[Case]) -> list[list[Outcome]]:
+    """What every rank has, per case; one call for all cases."""
+    per_rank = run_ranks(groups, world_size, runtime_cases.train_many, cases)
+    return [list(of_case) for of_case in zip(*per_rank, strict=True)]
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-@pytest.mark.parametrize("kinds", ["tw", "dp", "mixed"])
+@each_world_size
+@each_kind
+def test_every_optimizer_and_pooling_agrees(
+    groups: Groups, kinds: list[ShardingType], world_size: int
+) -> None:
+    cases = []
+    for optimizer in CPU_OPTIMIZERS:
+        rng = random.Random(f"{kinds[0].value}/{len(kinds)}/{world_size}/{optimizer.value}")
+        tables = tables_of_every_pooling(rng, DataType.FP32)
+        cases.append(random_case(rng, world_size, optimizer, kinds=kinds, tables=tables))
+    for case, outcomes in zip(cases, run_cases(groups, world_size, cases), strict=True):
+        check_equal(case, outcomes)
+
+
+@each_world_size
+@each_kind
 def test_exact_values_are_equal_to_the_last_bit(
-    groups: dict[int, WorkerGroup], world_size: int, kinds: str
+    groups: Groups, kinds: list[ShardingType], world_size: int
 ) -> None:
-    for seed in range(4):
-        rng = random.Random(1000 * world_size + seed)
-        case = random_case(rng, world_size, Optimizer.SGD, exact=True, kinds=kinds)
-        compare(case, groups[world_size].run(runtime_cases.train, case), rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-@pytest.mark.parametrize("optimizer", [Optimizer.SGD, Optimizer.ADAGRAD, Optimizer.ROWWISE_ADAGRAD])
-def test_random_models_agree(
-    groups: dict[int, WorkerGroup], world_size: int, optimizer: Optimizer
-) -> None:
-    for seed in range(8):
-        rng = random.Random(f"{world_size}/{optimizer.value}/{seed}")
-        case = random_case(rng, world_size, optimizer)
-        compare(case, groups[world_size].run(runtime_cases.train, case), rtol=2e-5, atol=2e-6)
-
-
-@pytest.mark.parametrize("optimizer", [Optimizer.SGD, Optimizer.ROWWISE_ADAGRAD, Optimizer.ADAGRAD])
-def test_half_precision_weights_agree(groups: dict[int, WorkerGroup], optimizer: Optimizer) -> None:
-    for world_size in WORLD_SIZES:
-        rng = random.Random(f"half/{world_size}/{optimizer.value}")
-        case = random_case(rng, world_size, optimizer, data_type=DataType.FP16)
-        # One unit in the last place of fp16 per step.
-        compare(case, groups[world_size].run(runtime_cases.train, case), rtol=4e-3, atol=4e-3)
-
-
-@pytest.mark.parametrize("world_size", [2, 3])
-@pytest.mark.parametrize("optimizer", [Optimizer.SGD, Optimizer.ADAGRAD, Optimizer.ROWWISE_ADAGRAD])
-def test_replicas_stay_equal_to_the_last_bit(
-    groups: dict[int, WorkerGroup], world_size: int, optimizer: Optimizer
-) -> None:
-    case = random_case(random.Random(7), world_size, optimizer, kinds="dp", num_steps=6)
-    outcomes = groups[world_size].run(runtime_cases.train, case)
-    for outcome in outcomes[1:]:
-        for name, weights in outcomes[0].weights.items():
-            assert torch.equal(weights, outcome.weights[name])
-            if outcomes[0].states[name] is not None:
-                assert torch.equal(outcomes[0].states[name], outcome.states[name])
-
-
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-def test_dense_layers_are_averaged_over_ranks(
-    groups: dict[int, WorkerGroup], world_size: int
-) -> None:
-    case = random_case(random.Random(11), world_size, Optimizer.ROWWISE_ADAGRAD, num_steps=4)
-    case.dense_seed = 3
-    dims = layout_of(case.plan).output_dims
-    layers = [m for m in DenseHead(dims, hidden=(6,), seed=3).layers if hasattr(m, "weight")]
-    trainer = reference_of(case, [(m.weight.detach(), m.bias.detach()) for m in layers])
-    losses = [
-        trainer.step([own[step] for own in case.batches], {})
-        for step in range(len(case.batches[0]))
+    """SGD entirely; Adagrad's state, which sums squares of gradients that are exact."""
+    rng = random.Random(f"exact/{kinds[0].value}/{len(kinds)}/{world_size}")
+    cases = [
+        random_case(rng, world_size, optimizer, exact=True, kinds=kinds)
+        for optimizer in (Optimizer.SGD, Optimizer.SGD, Optimizer.ADAGRAD)
     ]
-    outcomes = groups[world_size].run(runtime_cases.train, case)
-    mean_losses = [sum(s) / world_size for s in zip(*(o.losses for o in outcomes), strict=True)]
-    assert mean_losses == pytest.approx(losses, rel=1e-5)
-    for outcome in outcomes:
-        for got, want in zip(
-            outcome.dense, [p for layer in trainer.dense for p in layer], strict=True
-        ):
-            torch.testing.assert_close(got, want.detach(), rtol=2e-5, atol=2e-6)
-        for name, weights in outcome.weights.items():
-            torch.testing.assert_close(weights, trainer.tables[name].weights, rtol=2e-5, atol=2e-6)
+    outcomes = run_cases(groups, world_size, cases)
+    check_exact(cases[0], outcomes[0])
+    check_exact(cases[1], outcomes[1])
+    trainer = reference_of(cases[2])
+    for step in range(len(cases[2].batches[0])):
+        trainer.step([own[step] for own in cases[2].batches], cases[2].coefficients)
+    for name, (_, states) in assembled(cases[2].plan, outcomes[2]).items():
+        assert torch.equal(states["sum"], trainer.tables[name].states["sum"])
 
 
-def test_one_duplicated_id_is_updated_once(groups: dict[int, WorkerGroup]) -> None:
+@each_world_size
+@each_kind
+def test_half_precision_weights_agree(
+    groups: Groups, kinds: list[ShardingType], world_size: int
+) -> None:
+    cases = []
+    for optimizer in CPU_OPTIMIZERS:
+        rng = random.Random(f"half/{kinds[0].value}/{len(kinds)}/{world_size}/{optimizer.value}")
+        cases.append(random_case(rng, world_size, optimizer, kinds=kinds, data_type=None))
+    for case, outcomes in zip(cases, run_cases(groups, world_size, cases), strict=True):
+        # One unit in the last place of fp16 per step.
+        check_equal(case, outcomes, rtol=4e-3, atol=4e-3)
+
+
+@each_kind
+def test_half_precision_rounds_to_the_nearest(groups: Groups, kinds: list[ShardingType]) -> None:
+    """Sums of powers of two, exact in fp32: only the rounding of weights to fp16 is left."""
+    rng = random.Random(f"rounding/{kinds[0].value}/{len(kinds)}")
+    cases = [
+        random_case(rng, 2, Optimizer.SGD, exact=True, kinds=kinds, data_type=DataType.FP16)
+        for _ in range(3)
+    ]
+    for case in cases:  # small enough for steps that fp16 has to round
+        case.coefficients = {name: c * 2.0**-9 for name, c in case.coefficients.items()}
+    for case, outcomes in zip(cases, run_cases(groups, 2, cases), strict=True):
+        check_exact(case, outcomes)
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_replicas_stay_equal_to_the_last_bit(groups: Groups, world_size: int) -> None:
+    """`assembled` compares them; values here are of the kind that rounds."""
+    cases = [
+        random_case(random.Random(7), world_size, optimizer, kinds="dp", num_steps=6)
+        for optimizer in CPU_OPTIMIZERS
+    ]
+    for case, outcomes in zip(cases, run_cases(groups, world_size, cases), strict=True):
+        assembled(case.plan, outcomes)
+
+
+@each_kind
+def test_every_width_agrees(groups: Groups, kinds: list[ShardingType]) -> None:
+    """Columns that the kernels pad by 0 to 3, in slices that are padded on their own."""
+    rng = random.Random("widths")
+    for start in (1, 8, 15):
+        tables = [
+            Table(
+                name=f"t{dim}",
+                num_embeddings=5,
+                embedding_dim=dim,
+                pooling_factor=2,
+                weighted=dim % 3 == 0,
+                pooling=PoolingType.MEAN if dim % 2 else PoolingType.SUM,
+            )
+            for dim in range(start, start + 7)
+        ]
+        case = random_case(rng, 3, Optimizer.ROWWISE_ADAGRAD, kinds=kinds, tables=tables)
+        check_equal(case, run_cases(groups, 3, [case])[0])
+
+
+@each_kind
+def test_more_ranks_than_rows_and_columns(groups: Groups, kinds: list[ShardingType]) -> None:
+    tables = [
+        Table(name="one", num_embeddings=1, embedding_dim=1, pooling_factor=1),
+        Table(name="row", num_embeddings=1, embedding_dim=9, pooling_factor=1),
+        Table(name="column", num_embeddings=9, embedding_dim=1, pooling_factor=1),
+    ]
+    rng = random.Random("tiny")
+    cases = [
+        random_case(rng, 4, optimizer, kinds=kinds, tables=tables) for optimizer in CPU_OPTIMIZERS
+    ]
+    for case, outcomes in zip(cases, run_cases(groups, 4, cases), strict=True):
+        check_equal(case, outcomes)
+
+
+def test_blocks_of_no_rows_are_normal(groups: Groups) -> None:
+    """Rank 1 holds all rows; the blocks before and after it are empty."""
+    table = Table(name="t", num_embeddings=4, embedding_dim=3, pooling_factor=1)
+    shards = [Shard(2, 0, 0, 0, 3), Shard(1, 0, 0, 4, 3), Shard(0, 4, 0, 0, 3)]
+    rng = random.Random("empty blocks")
+    for optimizer in CPU_OPTIMIZERS:
+        case = random_case(rng, 3, optimizer, tables=[table])
+        case.plan = make_plan(
+            [table], [shards], 3, optimizer, sharding_types=[ShardingType.ROW_WISE]
+        )
+        check_equal(case, run_cases(groups, 3, [case])[0])
+
+
+def test_one_duplicated_id_is_updated_once(groups: Groups) -> None:
     """Row 1 four times with gradient 1 each: the state is 4² = 16, not 4 · 1²."""
     table = Table(
         name="t", num_embeddings=3, embedding_dim=4, pooling_factor=1, feature_names=("f",)
     )
-    for kind in ("0", "dp"):
-        batch = ReferenceBatch({"f": [[1, 1, 1, 1]]}, {})
-        case = Case(
+    batch = ReferenceBatch({"f": [[1, 1, 1, 1]]}, {})
+    cases = [
+        Case(
             make_plan([table], [kind], 2, Optimizer.ADAGRAD),
             [[batch], [batch]],
             {"t/f": torch.ones(4)},
             {"t": torch.zeros(3, 4)},
         )
-        # Two ranks with 4 each, divided by 2 ranks.
-        outcome = groups[2].run(runtime_cases.train, case)[0]
-        assert torch.equal(outcome.states["t"][1], torch.full((4,), 16.0))
-        want = torch.full((4,), -LEARNING_RATE * 4 / (4 + EPS))
-        torch.testing.assert_close(outcome.weights["t"][1], want)
-        assert torch.equal(outcome.weights["t"][0], torch.zeros(4))
+        for kind in SHARDING_TYPES
+    ]
+    # Two ranks with 4 each, divided by 2 ranks.
+    want = torch.full((4,), -LEARNING_RATE * 4 / (4 + EPS))
+    for case, outcomes in zip(cases, run_cases(groups, 2, cases), strict=True):
+        weights, states = assembled(case.plan, outcomes)["t"]
+        assert torch.equal(states["sum"][1], torch.full((4,), 16.0))
+        torch.testing.assert_close(weights[1], want)
+        assert torch.equal(weights[0], torch.zeros(4))
 
 
-def test_initial_weights_do_not_depend_on_the_plan(groups: dict[int, WorkerGroup]) -> None:
-    case = random_case(random.Random(3), 3, Optimizer.SGD, kinds="tw")
-    problem = case.plan.problem
-    replicated = plan_from_slices(
-        problem,
-        [
-            (ShardSlice.whole(table, ShardingType.DATA_PARALLEL), rank)
-            for table in problem.tables
-            for rank in range(3)
-        ],
-    )
-    spread = groups[3].run(runtime_cases.initial_weights, case)
-    everywhere = groups[3].run(runtime_cases.initial_weights, Case(replicated, case.batches))
-    for weights_of_rank in spread:
-        for name, weights in weights_of_rank.items():
-            assert weights.abs().max() > 0
-            for replica in everywhere:
-                assert torch.equal(weights, replica[name])
+def test_row_states_of_cut_columns_are_means_of_their_part(groups: Groups) -> None:
+    """Gradients 1, 2, 3, 4, 5 over columns [0, 1), [1, 5): means of squares 1 and 54 / 4."""
+    table = Table(name="t", num_embeddings=2, embedding_dim=5, pooling_factor=1)
+    plan = make_plan([table], [ShardingType.COLUMN_WISE], 2, Optimizer.ROWWISE_ADAGRAD)
+    batch = ReferenceBatch({"t": [[1]]}, {})
+    coefficients = {"t/t": torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])}
+    case = Case(plan, [[batch], [batch]], coefficients, {"t": torch.zeros(2, 5)})
+    outcomes = run_cases(groups, 2, [case])[0]
+    weights, states = assembled(plan, outcomes)["t"]
+    torch.testing.assert_close(states["sum"][1], torch.tensor([1, 13.5, 13.5, 13.5, 13.5]))
+    assert not states["sum"][0].any()
+    scale = LEARNING_RATE / (torch.tensor([1, 13.5, 13.5, 13.5, 13.5]).sqrt() + EPS)
+    torch.testing.assert_close(weights[1], -scale * coefficients["t/t"])
 
 
-def test_lookup_without_gradients_changes_nothing(groups: dict[int, WorkerGroup]) -> None:
-    case = random_case(random.Random(5), 3, Optimizer.SGD)
-    for pooled, same in groups[3].run(runtime_cases.lookup_only, case):
-        assert same
-        assert not any(value.requires_grad for value in pooled.values())
+@each_world_size
+def test_initial_weights_do_not_depend_on_the_plan(groups: Groups, world_size: int) -> None:
+    rng = random.Random(3)
+    case = random_case(rng, world_size, Optimizer.SGD)
+    tables = [entry.table for entry in case.plan.tables]
+    cases = [
+        random_case(rng, world_size, Optimizer.SGD, tables=tables, kinds=kinds, num_steps=0)
+        for kinds in KINDS
+    ]
+    for other in cases:
+        other.weights = None
+    whole = [
+        assembled(other.plan, outcomes)
+        for other, outcomes in zip(cases, run_cases(groups, world_size, cases), strict=True)
+    ]
+    for table in tables:
+        first = whole[0][table.name][0]
+        assert 0 < first.abs().max() <= table.num_embeddings**-0.5
+        for other_whole in whole[1:]:
+            assert torch.equal(other_whole[table.name][0], first)
+
+
+def test_integer_types_make_no_difference(groups: Groups) -> None:
+    case = random_case(random.Random(9), 2, Optimizer.SGD)
+    variants = []
+    for ids in (torch.int32, torch.int64):
+        for lengths in (torch.int32, torch.int64):
+            variant = copy.copy(case)
+            variant.id_dtype, variant.length_dtype = ids, lengths
+            variants.append(variant)
+    first, *others = run_cases(groups, 2, variants)
+    want = assembled(case.plan, first)
+    for outcomes in others:
+        for name, (weights, _) in assembled(case.plan, outcomes).items():
+            assert torch.equal(weights, want[name][0])
