@@ -17,6 +17,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
+from autoshard.runtime.bags import Bags
 from autoshard.runtime.collectives import Parcel, Received, empty_parcel
 from autoshard.runtime.initialization import initialize_rows
 from autoshard.runtime.kernels import EmbeddingKernel, KernelKey, kernel_key
@@ -82,11 +83,11 @@ class BagReplicas:
         if state.training:
             state.values["ids"] = ids
         own = gather_streams([state.values.pop("own")], [batch_size], self._weighted_E)
-        inputs = [group.pick(own) for group in self._groups]
+        bags = [group.pick(own) for group in self._groups]
         with self._context.recorder.compute(Compute.FORWARD):
             state.values["outputs"] = [
-                group.kernel.lookup(values, lengths, weights, training=False)
-                for group, (values, lengths, weights) in zip(self._groups, inputs, strict=True)
+                group.kernel.lookup(own_bags, training=False)
+                for group, own_bags in zip(self._groups, bags, strict=True)
             ]
 
     def send_outputs(self, state: MethodState) -> Parcel:
@@ -115,15 +116,13 @@ class BagReplicas:
         """Run the fused backward on the bags of all ranks."""
         ids = state.values.pop("ids")
         gathered = gather_streams(ids.pieces, state.batch_sizes_R, self._weighted_E)
-        inputs = [group.pick(gathered) for group in self._groups]
+        bags = [group.pick(gathered) for group in self._groups]
         gradient_GC = gradients.joined().view(-1, self._num_cols)
         parts = gradient_GC.split([group.kernel.num_cols for group in self._groups], dim=1)
         padded = [g.kernel.pad(part) for g, part in zip(self._groups, parts, strict=True)]
         with self._context.recorder.compute(Compute.BACKWARD):
-            for group, (values, lengths, weights), gradient in zip(
-                self._groups, inputs, padded, strict=True
-            ):
-                group.kernel.apply(values, lengths, weights, gradient)
+            for group, all_bags, gradient in zip(self._groups, bags, padded, strict=True):
+                group.kernel.update(all_bags, gradient)
 
     def local_shards(self) -> tuple[LocalShard, ...]:
         """All replicated tables, whole."""
@@ -160,11 +159,11 @@ class _Group:
         for index, table in enumerate(self._tables):
             initialize_rows(self.kernel.weights(index), table, seed=context.seed)
 
-    def pick(self, gathered: GatheredStreams) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Ids, lengths and weights of this kernel's features."""
+    def pick(self, gathered: GatheredStreams) -> Bags:
+        """This kernel's features out of all streams."""
         weights = gathered.weights(self.streams) if self.kernel.key.weighted else None
         lengths_FG = gathered.lengths_SG[self.streams.start : self.streams.stop]
-        return gathered.values(self.streams), lengths_FG, weights
+        return Bags(gathered.values(self.streams), lengths_FG, weights)
 
     def local_shards(self) -> list[LocalShard]:
         """The whole tables."""

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autoshard.runtime.kernels import load_fbgemm
+from autoshard.runtime.fbgemm import load_fbgemm
 from autoshard.runtime.layout import Entry
 
 

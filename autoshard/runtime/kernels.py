@@ -12,15 +12,17 @@ features together, L=ids.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from autoshard.errors import DependencyError
 from autoshard.problem import Optimizer, TrainingConfig
+from autoshard.runtime.bags import Bags
+from autoshard.runtime.cpu_operators import CpuOperators
+from autoshard.runtime.fbgemm import load_fbgemm
 from autoshard.shards import padded_cols
 from autoshard.tables import DataType, Table
 
@@ -74,7 +76,6 @@ class EmbeddingKernel:
         fbgemm = load_fbgemm()
         self.key = key
         self._optimizer = training.optimizer
-        self._eps = training.eps
         self.device = device
         self._true_T = list(embedding_dim_T)
         self.feature_dims = [embedding_dim_T[table] for table in table_of_feature_F]
@@ -107,93 +108,47 @@ class EmbeddingKernel:
             bounds_check_mode=fbgemm.BoundsCheckMode.NONE,
             device=device,
         )
+        self._cpu = CpuOperators(self._tbe, training.optimizer, training.eps) if on_cpu else None
 
-    def lookup(
-        self, values_L: Tensor, lengths_FB: Tensor, weights_L: Tensor | None, *, training: bool
-    ) -> Tensor:
+    def lookup(self, bags: Bags, *, training: bool) -> Tensor:
         """Pool the rows of every bag.
 
         Args:
-            values_L: rows, int64, feature-major.
-            lengths_FB: ids per bag, int64.
-            weights_L: float32, for a weighted kernel.
+            bags: what to look up.
             training: whether `update` will follow.
 
         Returns:
-            float32 [B, C], padding included; connected to the fused backward if `training`.
+            float32 [B, C], padding included, without a gradient of its own.
         """
-        batch_size = lengths_FB.shape[1]
-        if not batch_size:
+        if not bags.lengths_FB.shape[1]:
             return torch.zeros(0, self.num_padded_cols, device=self.device)
+        if self._cpu is not None:
+            return self._cpu.forward(bags)
         with torch.set_grad_enabled(training):
-            output: Tensor = self._tbe(values_L, _bag_offsets(lengths_FB), weights_L)
-        return output
+            output: Tensor = self._tbe(bags.values_L, bags.offsets, bags.weights_L)
+        bags.connected_BC = output if training else None
+        return output.detach()
 
-    def update(self, output_BC: Tensor, gradient_BC: Tensor) -> None:
-        """Run the backward of one `lookup` and the fused optimizer.
+    def update(self, bags: Bags, gradient_BC: Tensor) -> None:
+        """Run the backward and the fused optimizer.
 
         Args:
-            output_BC: what `lookup(..., training=True)` returned.
-            gradient_BC: its gradient as `pad` gave it; scaled in place where it was padded.
+            bags: the gradient's; they need not have been looked up here.
+            gradient_BC: of their output, as `pad` gave it; scaled in place where the
+                kernel is padded.
         """
-        if not output_BC.shape[0]:
+        if not bags.values_L.numel():
             return
         if self._gradient_scale != 1.0:
             gradient_BC.mul_(self._gradient_scale)
-        torch.autograd.backward([output_BC], [gradient_BC])
-
-    def apply(
-        self,
-        values_L: Tensor,
-        lengths_FB: Tensor,
-        weights_L: Tensor | None,
-        gradient_BC: Tensor,
-    ) -> None:
-        """Update with the gradient of a lookup that need not have been done here.
-
-        On CPU, FBGEMM's backward operator is called by itself; elsewhere autograd reaches
-        it, through a lookup.
-
-        Args:
-            values_L: as for `lookup`.
-            lengths_FB: as for `lookup`.
-            weights_L: as for `lookup`.
-            gradient_BC: as for `update`.
-        """
-        if not values_L.numel():
+        if self._cpu is not None:
+            self._cpu.backward(bags, gradient_BC)
             return
-        if self.device.type != "cpu":
-            output = self.lookup(values_L, lengths_FB, weights_L, training=True)
-            self.update(output, gradient_BC)
-            return
-        if self._gradient_scale != 1.0:
-            gradient_BC.mul_(self._gradient_scale)
-        tbe = self._tbe
-        arguments = [
-            gradient_BC,
-            tbe.weights_host,
-            tbe.weights_placements,
-            tbe.weights_offsets,
-            tbe.D_offsets,
-            tbe.max_D,
-            tbe.hash_size_cumsum,
-            tbe.total_hash_size_bits,
-            values_L,
-            _bag_offsets(lengths_FB),
-            int(tbe.pooling_mode),
-            gradient_BC.new_empty(0) if weights_L is None else weights_L,
-            False,  # stochastic rounding
-        ]
-        if self._optimizer is not Optimizer.SGD:
-            arguments += [
-                tbe.momentum1_host,
-                tbe.momentum1_placements,
-                tbe.momentum1_offsets,
-            ]
-        arguments.append(tbe.learning_rate_tensor)
-        if self._optimizer is not Optimizer.SGD:
-            arguments.append(self._eps)
-        _CPU_BACKWARDS[self._optimizer]()(*arguments)
+        if bags.connected_BC is None:
+            self.lookup(bags, training=True)
+        connected, bags.connected_BC = bags.connected_BC, None
+        assert connected is not None  # `lookup` has just set it
+        torch.autograd.backward([connected], [gradient_BC])
 
     def unpad(self, output_BC: Tensor) -> Tensor:
         """The true columns of an output, [B, `num_cols`]."""
@@ -234,12 +189,6 @@ class EmbeddingKernel:
         self._tbe.set_learning_rate(learning_rate / self._gradient_scale)
 
 
-def _bag_offsets(lengths_FB: Tensor) -> Tensor:
-    offsets = lengths_FB.new_zeros(lengths_FB.numel() + 1)
-    torch.cumsum(lengths_FB.flatten(), 0, out=offsets[1:])
-    return offsets
-
-
 def _true_columns(
     true_dims: Sequence[int], padded_dims: Sequence[int], device: torch.device
 ) -> Tensor | None:
@@ -260,64 +209,9 @@ _OPTIMIZER_NAMES = {
     Optimizer.ROWWISE_ADAGRAD: lambda types: types.EXACT_ROWWISE_ADAGRAD,
     Optimizer.ADAM: lambda types: types.ADAM,
 }
-_CPU_BACKWARDS: dict[Optimizer, Callable[[], Any]] = {
-    Optimizer.SGD: lambda: torch.ops.fbgemm.split_embedding_backward_codegen_sgd_cpu,
-    Optimizer.ADAGRAD: lambda: torch.ops.fbgemm.split_embedding_backward_codegen_adagrad_cpu,
-    Optimizer.ROWWISE_ADAGRAD: lambda: (
-        torch.ops.fbgemm.split_embedding_backward_codegen_rowwise_adagrad_cpu
-    ),
-}
 _STATE_NAMES: dict[Optimizer, tuple[str, ...]] = {
     Optimizer.SGD: (),
     Optimizer.ADAGRAD: ("sum",),
     Optimizer.ROWWISE_ADAGRAD: ("sum",),
     Optimizer.ADAM: ("exp_avg", "exp_avg_sq"),
 }
-
-
-@dataclass(frozen=True)
-class _Fbgemm:
-    """The names of FBGEMM that the kernel needs."""
-
-    SplitTableBatchedEmbeddingBagsCodegen: Any
-    BoundsCheckMode: Any
-    ComputeDevice: Any
-    EmbeddingLocation: Any
-    OptimType: Any
-    PoolingMode: Any
-    SparseType: Any
-
-
-def load_fbgemm() -> _Fbgemm:
-    """Import FBGEMM, which also registers its operators with torch.
-
-    Raises:
-        DependencyError: it is missing or does not load.
-    """
-    try:
-        from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
-        from fbgemm_gpu.split_table_batched_embeddings_ops_common import (
-            BoundsCheckMode,
-            EmbeddingLocation,
-            PoolingMode,
-        )
-        from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
-            ComputeDevice,
-            SplitTableBatchedEmbeddingBagsCodegen,
-        )
-    except (ImportError, OSError) as error:
-        raise DependencyError(
-            "running a plan needs FBGEMM, which is missing or does not load",
-            got=str(error).splitlines()[0] if str(error) else type(error).__name__,
-            allowed="fbgemm-gpu-cpu 1.8.0 or fbgemm-gpu 1.8.0 with torch 2.13",
-            remedy="pip install 'autoshard[cpu]' (or 'autoshard[cuda]'), then autoshard doctor",
-        ) from error
-    return _Fbgemm(
-        SplitTableBatchedEmbeddingBagsCodegen=SplitTableBatchedEmbeddingBagsCodegen,
-        BoundsCheckMode=BoundsCheckMode,
-        ComputeDevice=ComputeDevice,
-        EmbeddingLocation=EmbeddingLocation,
-        OptimType=EmbOptimType,
-        PoolingMode=PoolingMode,
-        SparseType=SparseType,
-    )

@@ -22,6 +22,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from autoshard.runtime.bags import Bags
 from autoshard.runtime.collectives import Parcel, Received, empty_parcel, offsets
 from autoshard.runtime.initialization import initialize_rows
 from autoshard.runtime.kernels import EmbeddingKernel, KernelKey, kernel_key
@@ -35,9 +36,7 @@ from autoshard.shards import ShardingType, ShardSlice
 class _Lookup:
     """One kernel's part of a step."""
 
-    rows_L: Tensor
-    lengths_FB: Tensor
-    weights_L: Tensor | None
+    bags: Bags
     unique_rows_U: Tensor | None = None
     """None where no gradients follow."""
     order_L: Tensor | None = None
@@ -96,12 +95,7 @@ class RowReplicas:
         """Pool the local batch."""
         with self._context.recorder.compute(Compute.FORWARD):
             for replica, lookup in zip(self._replicas, state.values["lookups"], strict=True):
-                lookup.output = replica.kernel.lookup(
-                    lookup.rows_L,
-                    lookup.lengths_FB,
-                    lookup.weights_L,
-                    training=False,
-                )
+                lookup.output = replica.kernel.lookup(lookup.bags, training=False)
 
     def send_outputs(self, state: MethodState) -> Parcel:
         """Nothing: outputs are already where they are needed."""
@@ -200,7 +194,7 @@ class _Replica:
         if self.kernel.key.weighted:
             assert state.ids.weights is not None  # checked when the ids were gathered
             weights_L = torch.cat(state.ids.weights[entries])
-        return _Lookup(rows_L, lengths_FB, weights_L)
+        return _Lookup(Bags(rows_L, lengths_FB, weights_L))
 
     def local_shards(self) -> list[LocalShard]:
         """The whole tables."""
@@ -242,12 +236,12 @@ class _Replica:
         lengths[num_features - missing :, -1] = 0
         values = torch.cat([rows_N[feature::num_features] for feature in range(num_features)])
         with self._context.recorder.compute(Compute.BACKWARD):
-            self.kernel.apply(values, lengths, None, padded)
+            self.kernel.update(Bags(values, lengths), padded)
 
 
 def _deduplicate(lookup: _Lookup) -> None:
     """Sort the ids and find where each distinct row starts."""
-    sorted_L, lookup.order_L = torch.sort(lookup.rows_L, stable=True)
+    sorted_L, lookup.order_L = torch.sort(lookup.bags.values_L, stable=True)
     lookup.unique_rows_U, counts_U = torch.unique_consecutive(sorted_L, return_counts=True)
     lookup.start_U = counts_U.cumsum(0) - counts_U
 
@@ -265,12 +259,12 @@ def _row_gradients(replica: _Replica, lookup: _Lookup, gradient_FBD: Tensor) -> 
     """
     assert lookup.order_L is not None
     assert lookup.start_U is not None
-    lengths_FB = lookup.lengths_FB
+    bags = lookup.bags
     gradient = gradient_FBD.reshape(-1, replica.embedding_dim)
-    if not lookup.rows_L.numel():
+    if not bags.values_L.numel():
         return gradient.new_zeros(0, replica.embedding_dim)
-    bag_L = torch.repeat_interleave(lengths_FB.flatten(), output_size=lookup.rows_L.numel())
-    weights = None if lookup.weights_L is None else lookup.weights_L[lookup.order_L]
+    bag_L = torch.repeat_interleave(bags.lengths_FB.flatten(), output_size=bags.values_L.numel())
+    weights = None if bags.weights_L is None else bags.weights_L[lookup.order_L]
     return torch.nn.functional.embedding_bag(
         bag_L[lookup.order_L], gradient, lookup.start_U, mode="sum", per_sample_weights=weights
     )

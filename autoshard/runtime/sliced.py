@@ -18,6 +18,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
+from autoshard.runtime.bags import Bags
 from autoshard.runtime.bucketize import RowBucketizer
 from autoshard.runtime.collectives import Parcel, Received
 from autoshard.runtime.initialization import initialize_rows
@@ -25,7 +26,7 @@ from autoshard.runtime.kernels import EmbeddingKernel
 from autoshard.runtime.layout import PlacedTable
 from autoshard.runtime.sharding import LocalShard, MethodState, RankContext
 from autoshard.runtime.slicing import Feature, SliceGeometry
-from autoshard.runtime.streams import gather_streams, pack_weights
+from autoshard.runtime.streams import GatheredStreams, gather_streams, pack_weights
 from autoshard.runtime.timing import Compute
 
 
@@ -101,22 +102,18 @@ class Sliced:
     def lookup(self, state: MethodState, ids: Received) -> None:
         """Bring the ids from rank-major to feature-major order and pool them."""
         gathered = gather_streams(ids.pieces, state.batch_sizes_R, self._weighted_S)
-        inputs = []
-        for group in self._groups:
-            weights = gathered.weights(group.streams) if group.kernel.key.weighted else None
-            lengths_FG = group.pick(gathered.lengths_SG)
-            inputs.append((gathered.values(group.streams), lengths_FG, weights))
+        state.values["bags"] = bags = [group.pick(gathered) for group in self._groups]
         with self._context.recorder.compute(Compute.FORWARD):
             state.values["outputs"] = [
-                group.kernel.lookup(values, lengths, weights, training=state.training)
-                for group, (values, lengths, weights) in zip(self._groups, inputs, strict=True)
+                group.kernel.lookup(own, training=state.training)
+                for group, own in zip(self._groups, bags, strict=True)
             ]
 
     def send_outputs(self, state: MethodState) -> Parcel:
         """Each rank's rows of the pooled outputs."""
         outputs_GC = [
-            group.kernel.unpad(output.detach())
-            for group, output in zip(self._groups, state.values["outputs"], strict=True)
+            group.kernel.unpad(output)
+            for group, output in zip(self._groups, state.values.pop("outputs"), strict=True)
         ]
         if len(outputs_GC) == 1:
             flat = outputs_GC[0].reshape(-1)
@@ -176,10 +173,10 @@ class Sliced:
         parts = gradient_GC.split([group.kernel.num_cols for group in self._groups], dim=1)
         padded = [g.kernel.pad(part) for g, part in zip(self._groups, parts, strict=True)]
         with self._context.recorder.compute(Compute.BACKWARD):
-            for group, output, gradient in zip(
-                self._groups, state.values.pop("outputs"), padded, strict=True
+            for group, bags, gradient in zip(
+                self._groups, state.values.pop("bags"), padded, strict=True
             ):
-                group.kernel.update(output, gradient)
+                group.kernel.update(bags, gradient)
 
     def local_shards(self) -> tuple[LocalShard, ...]:
         """The rectangles on this rank."""
@@ -220,11 +217,11 @@ class _Group:
                 col_offset=shard.col_offset,
             )
 
-    def pick(self, lengths_SG: Tensor) -> Tensor:
-        """The lengths of this kernel's features, [F, G]."""
-        if self._is_run:
-            return lengths_SG[self.streams[0] : self.streams[-1] + 1]
-        return lengths_SG[self.streams]
+    def pick(self, gathered: GatheredStreams) -> Bags:
+        """This kernel's features out of its rank's streams."""
+        weights = gathered.weights(self.streams) if self.kernel.key.weighted else None
+        rows = slice(self.streams[0], self.streams[-1] + 1) if self._is_run else self.streams
+        return Bags(gathered.values(self.streams), gathered.lengths_SG[rows], weights)
 
     def local_shards(self) -> list[LocalShard]:
         """What the kernel holds."""
