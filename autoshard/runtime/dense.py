@@ -1,14 +1,14 @@
-"""Dense layers of the model that a plan is run with, and the averaging of their gradients.
+"""What a training loop is given and gets: batches, dense layers, their loss and logits.
 
-Dense layers are replicated: they start equal from one seed, and each step's gradients are
-summed over all ranks and divided by their number, as for every sharding type.
+Any module may stand in for `DenseHead`, if it is called as `dense(pooled, batch)` and
+returns a `DenseOutput`. `autoshard.runtime.dense_replicas` keeps the ranks' copies equal.
 
 Shapes: B=samples of this rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -18,8 +18,6 @@ from torch import Tensor, nn
 
 from autoshard.errors import InputError
 from autoshard.runtime.batch import JaggedBatch
-from autoshard.runtime.collectives import Collectives
-from autoshard.runtime.timing import Phase
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,12 +45,44 @@ class TrainingBatch:
                 allowed=f"one row per sample, [{self.sparse.batch_size}, N]",
             )
 
+    def to(self, device: torch.device, *, non_blocking: bool = False) -> TrainingBatch:
+        """The same batch on `device`; itself if it is there.
+
+        Args:
+            device: where to.
+            non_blocking: let copies from pinned memory run on the current CUDA stream.
+        """
+        tensors = (self.sparse.lengths_FB, self.sparse.values_L, self.labels_B, self.dense_BN)
+        if all(tensor is None or tensor.device == device for tensor in tensors):
+            return self
+        return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> TrainingBatch:
+        """The same batch in pinned memory, as `DataLoader(pin_memory=True)` asks for it."""
+        return self._map(Tensor.pin_memory)
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> TrainingBatch:
+        sparse = self.sparse
+        weights_L, dense_BN = sparse.weights_L, self.dense_BN
+        return TrainingBatch(
+            JaggedBatch(
+                sparse.feature_names,
+                function(sparse.lengths_FB),
+                function(sparse.values_L),
+                None if weights_L is None else function(weights_L),
+            ),
+            function(self.labels_B),
+            None if dense_BN is None else function(dense_BN),
+        )
+
 
 class DenseOutput(NamedTuple):
     """What the dense layers of a model return."""
 
     loss: Tensor
-    """The mean loss over the local batch, a scalar; 0 and still connected where it is empty."""
+    """The mean loss over the local batch, a scalar. For an empty batch it is 0, and still
+    connected to the pooled outputs and to every parameter, so that all ranks' backwards run
+    the same collectives."""
     logits_B: Tensor
     """float32 [B]."""
 
@@ -104,25 +134,3 @@ def logistic_loss(logits_B: Tensor, labels_B: Tensor) -> Tensor:
     if not logits_B.numel():
         return logits_B.sum()
     return nn.functional.binary_cross_entropy_with_logits(logits_B, labels_B.to(logits_B.device))
-
-
-def average_gradients(module: nn.Module, collectives: Collectives) -> None:
-    """Make every gradient of `module` the mean over ranks, a missing one counting as 0.
-
-    Sums and then divides: gloo's own averaging is not to be relied on.
-
-    Raises:
-        CollectiveError: the all-reduce failed or did not end within the time limit.
-    """
-    parameters = [p for p in module.parameters() if p.requires_grad]
-    if collectives.world_size == 1 or not parameters:
-        return
-    flat = torch.cat(
-        [torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten() for p in parameters]
-    )
-    collectives.all_reduce_sum(Phase.DENSE, flat)
-    flat /= collectives.world_size
-    for parameter, part in zip(
-        parameters, flat.split([p.numel() for p in parameters]), strict=True
-    ):
-        parameter.grad = part.view_as(parameter).clone()

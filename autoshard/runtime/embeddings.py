@@ -119,6 +119,11 @@ class ShardedEmbeddings(nn.Module):
         """Ids of this rank that mode `warning` turned into 0."""
 
     @property
+    def input_collectives(self) -> Collectives:
+        """What `input_dist` uses."""
+        return self._input_collectives
+
+    @property
     def output_dims(self) -> dict[str, int]:
         """Columns of each pooled output, by output name, in output order."""
         return self.layout.output_dims

@@ -72,11 +72,13 @@ class Recorder:
         self.step = 0
         """Number of the step that is running, for error messages."""
         self.records: list[StepRecord] = []
+        self.waits_for_device = True
+        """Whether a reading waits for the device; otherwise it only tells when work was queued."""
         self._current = StepRecord()
 
     def now_ns(self) -> int:
         """The clock, once everything queued on the device has finished."""
-        if self._device.type == "cuda":
+        if self.waits_for_device and self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         return time.monotonic_ns()
 
