@@ -1,34 +1,31 @@
 """The kernels that one rank runs for a set of shards, with batches to run them on.
 
-Built as the runtime builds them: shards that share data type and padding share
-one table-batched embedding kernel (TBE) of FBGEMM; columns are padded to the kernel's
-alignment; a forward turns bag lengths into offsets and looks up; a backward scales the
-gradient where columns are padded, and runs the fused optimizer. Unlike the runtime's,
-the kernels borrow their memory from an `Arena`.
+They are the runtime's own kernels on memory borrowed from an `Arena`; what is timed is
+what `autoshard.runtime` times: a forward turns bag lengths into offsets and looks up, a
+backward runs the fused optimizer.
 
 Shapes: F=features of one kernel, B=samples, C=padded columns of all features, L=ids.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from autoshard.errors import DependencyError, InputError, UnsupportedError, quoted
+from autoshard.errors import InputError, UnsupportedError, quoted
 from autoshard.measure.arena import Arena
-from autoshard.problem import Optimizer
+from autoshard.problem import Optimizer, TrainingConfig
+from autoshard.runtime.bags import Bags
 from autoshard.runtime.capabilities import (
     Device,
     supported_data_types,
     supported_optimizers,
 )
-from autoshard.runtime.kernels import KernelKey, kernel_key
+from autoshard.runtime.kernels import EmbeddingKernel, KernelKey, kernel_key
 from autoshard.shards import ShardSlice, optimizer_state_bytes, padded_cols
 from autoshard.tables import DataType
 from autoshard.workloads.batches import draw_kernel_batch
@@ -42,15 +39,6 @@ _DTYPES = {
     DataType.FP16: torch.float16,
     DataType.BF16: torch.bfloat16,
 }
-
-
-@dataclass(frozen=True)
-class KernelInput:
-    """One batch for one kernel, on its device."""
-
-    values_L: Tensor
-    lengths_FB: Tensor
-    weights_L: Tensor | None
 
 
 def group_slices(
@@ -81,42 +69,37 @@ class Kernel:
     ) -> None:
         """Build the kernel and draw its batches; see `KernelSet`."""
         self.slices = tuple(slices)
-        self._gradient_scale = math.sqrt(key.padding[0] / key.padding[1])
         features = [index for index, s in enumerate(slices) for _ in s.table.feature_names]
-        self._tbe = _build_tbe(key, slices, features, optimizer, device, arena)
-        num_cols = sum(padded_cols(slices[index].num_cols) for index in features)
-        gradient = torch.empty(num_samples, num_cols).uniform_(-GRADIENT_BOUND, GRADIENT_BOUND)
-        self._gradient_BC = gradient.to(device)
-        self._scaled_BC = (
-            self._gradient_BC
-            if self._gradient_scale == 1.0
-            else torch.empty_like(self._gradient_BC)
+        self.kernel = EmbeddingKernel(
+            key,
+            num_rows_T=[s.num_rows for s in slices],
+            embedding_dim_T=[s.num_cols for s in slices],
+            table_of_feature_F=features,
+            training=TrainingConfig(
+                batch_size=num_samples, optimizer=optimizer, learning_rate=LEARNING_RATE, eps=EPS
+            ),
+            device=device,
+            host_buffers=_borrowed(key, slices, optimizer, arena) if device.type == "cpu" else None,
         )
+        if device.type != "cpu":
+            for index in range(len(slices)):
+                self.kernel.weights(index).uniform_(-0.05, 0.05)
+        gradient_BD = torch.empty(num_samples, self.kernel.num_cols, device=device)
+        gradient_BD.uniform_(-GRADIENT_BOUND, GRADIENT_BOUND)
+        self._gradient_BC = self.kernel.pad(gradient_BD)
         self.inputs = [
             _draw_input(slices, len(features), num_samples, generator, device)
             for _ in range(num_batches)
         ]
 
-    def forward(self, batch: int) -> Tensor:
+    def forward(self, batch: int) -> tuple[Bags, Tensor]:
         """Pool the rows of batch number `batch`: float32 [B, C], padding included."""
-        given = self.inputs[batch]
-        offsets = torch.zeros(
-            given.lengths_FB.numel() + 1, dtype=torch.int64, device=given.lengths_FB.device
-        )
-        torch.cumsum(given.lengths_FB.flatten(), 0, out=offsets[1:])
-        output: Tensor = self._tbe(given.values_L, offsets, given.weights_L)
-        return output
+        bags = replace(self.inputs[batch])
+        return bags, self.kernel.lookup(bags, training=True)
 
-    def backward(self, output_BC: Tensor) -> None:
+    def backward(self, bags: Bags) -> None:
         """Run the backward of a forward, with the fused optimizer."""
-        if self._gradient_scale != 1.0:
-            torch.mul(self._gradient_BC, self._gradient_scale, out=self._scaled_BC)
-        torch.autograd.backward([output_BC], [self._scaled_BC])
-
-    def weights(self, index: int) -> Tensor:
-        """The weights of `slices[index]`, a view [rows, padded columns]."""
-        weights: Tensor = self._tbe.split_embedding_weights()[index]
-        return weights.detach()
+        self.kernel.update(bags, self._gradient_BC)
 
 
 class KernelSet:
@@ -174,14 +157,14 @@ class KernelSet:
             for key, group in group_slices(slices, optimizer).items()
         ]
 
-    def forward(self, batch: int) -> list[Tensor]:
-        """All kernels' outputs for batch number `batch`."""
+    def forward(self, batch: int) -> list[tuple[Bags, Tensor]]:
+        """All kernels' bags and outputs for batch number `batch`."""
         return [kernel.forward(batch) for kernel in self.kernels]
 
-    def backward(self, outputs: Sequence[Tensor]) -> None:
-        """All kernels' backwards, last first."""
-        for kernel, output in zip(reversed(self.kernels), reversed(outputs), strict=True):
-            kernel.backward(output)
+    def backward(self, forwards: Sequence[tuple[Bags, Tensor]]) -> None:
+        """All kernels' backwards, in the runtime's order."""
+        for kernel, (bags, _) in zip(self.kernels, forwards, strict=True):
+            kernel.backward(bags)
 
 
 def check_supported(slices: Sequence[ShardSlice], optimizer: Optimizer, device: Device) -> None:
@@ -205,52 +188,15 @@ def check_supported(slices: Sequence[ShardSlice], optimizer: Optimizer, device: 
         )
 
 
-def _build_tbe(
-    key: KernelKey,
-    slices: Sequence[ShardSlice],
-    features: Sequence[int],
-    optimizer: Optimizer,
-    device: torch.device,
-    arena: Arena,
-) -> Any:
-    fbgemm, embedding_ops, training_ops = _load_fbgemm()
-    on_cpu = device.type == "cpu"
-    location = (
-        embedding_ops.EmbeddingLocation.HOST if on_cpu else (embedding_ops.EmbeddingLocation.DEVICE)
-    )
-    compute = training_ops.ComputeDevice.CPU if on_cpu else training_ops.ComputeDevice.CUDA
+def _borrowed(
+    key: KernelKey, slices: Sequence[ShardSlice], optimizer: Optimizer, arena: Arena
+) -> dict[str, Tensor]:
+    """The arena's memory for all tables of one kernel."""
     shapes = [(s.num_rows, padded_cols(s.num_cols)) for s in slices]
-    optimizers = {
-        Optimizer.SGD: fbgemm.EmbOptimType.EXACT_SGD,
-        Optimizer.ADAGRAD: fbgemm.EmbOptimType.EXACT_ADAGRAD,
-        Optimizer.ROWWISE_ADAGRAD: fbgemm.EmbOptimType.EXACT_ROWWISE_ADAGRAD,
-        Optimizer.ADAM: fbgemm.EmbOptimType.ADAM,
-    }
-    buffers = None
-    if on_cpu:
-        # FBGEMM takes flat tensors of exactly the elements that all tables need together.
-        buffers = {"weights": arena.weights(sum(r * c for r, c in shapes), _DTYPES[key.data_type])}
-        if state := sum(optimizer_state_bytes(optimizer, r, c) // 4 for r, c in shapes):
-            buffers["momentum1"] = arena.state(state)
-    tbe = training_ops.SplitTableBatchedEmbeddingBagsCodegen(
-        [(rows, cols, location, compute) for rows, cols in shapes],
-        feature_table_map=list(features),
-        optimizer=optimizers[optimizer],
-        learning_rate=LEARNING_RATE,
-        eps=EPS,
-        weights_precision=fbgemm.SparseType(key.data_type.value),
-        output_dtype=fbgemm.SparseType.FP32,
-        stochastic_rounding=False,
-        pooling_mode=embedding_ops.PoolingMode.SUM,
-        # The runtime checks ids before they reach a kernel.
-        bounds_check_mode=embedding_ops.BoundsCheckMode.NONE,
-        device=device,
-        preallocated_host_buffers=buffers,
-    )
-    if not on_cpu:
-        for weights in tbe.split_embedding_weights():
-            weights.detach().uniform_(-0.05, 0.05)
-    return tbe
+    buffers = {"weights": arena.weights(sum(r * c for r, c in shapes), _DTYPES[key.data_type])}
+    if state := sum(optimizer_state_bytes(optimizer, r, c) // 4 for r, c in shapes):
+        buffers["momentum1"] = arena.state(state)
+    return buffers
 
 
 def _draw_input(
@@ -259,36 +205,14 @@ def _draw_input(
     num_samples: int,
     generator: np.random.Generator,
     device: torch.device,
-) -> KernelInput:
+) -> Bags:
     batch = draw_kernel_batch(slices, num_samples, generator)
     lengths = torch.from_numpy(np.diff(batch.offsets))
     weights = None
     if batch.weights is not None:
         weights = torch.from_numpy(batch.weights).to(device)
-    return KernelInput(
+    return Bags(
         values_L=torch.from_numpy(batch.values).to(device),
         lengths_FB=lengths.view(num_features, num_samples).to(device),
         weights_L=weights,
-    )
-
-
-def _load_fbgemm() -> tuple[Any, Any, Any]:
-    """FBGEMM's configuration, common and training modules."""
-    try:
-        from fbgemm_gpu import (
-            split_embedding_configs,
-            split_table_batched_embeddings_ops_common,
-            split_table_batched_embeddings_ops_training,
-        )
-    except (ImportError, OSError) as error:
-        raise DependencyError(
-            "measuring kernels needs FBGEMM, which is missing or does not load",
-            got=str(error).splitlines()[0] if str(error) else type(error).__name__,
-            allowed="fbgemm-gpu-cpu 1.8.0 or fbgemm-gpu 1.8.0 with torch 2.13",
-            remedy="pip install 'autoshard[cpu]' (or 'autoshard[cuda]'), then autoshard doctor",
-        ) from error
-    return (
-        split_embedding_configs,
-        split_table_batched_embeddings_ops_common,
-        split_table_batched_embeddings_ops_training,
     )

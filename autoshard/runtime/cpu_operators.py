@@ -22,7 +22,7 @@ class CpuOperators:
 
     def __init__(self, tbe: Any, optimizer: Optimizer, eps: float) -> None:
         """Take over the tensors of a TBE on the host."""
-        no_rounding, sum_only, fp32 = False, int(tbe.pooling_mode), int(tbe.output_dtype)
+        stochastic_rounding = False
         operators = torch.ops.fbgemm
         self._forward = operators.split_embedding_codegen_forward_cpu
         self._forward_head = (
@@ -32,8 +32,8 @@ class CpuOperators:
             tbe.total_D,
             tbe.hash_size_cumsum,
         )
-        self._forward_tail = (fp32,)
-        self._pooling = sum_only
+        self._output_dtype = int(tbe.output_dtype)
+        self._pooling = int(tbe.pooling_mode)
         self._backward = {
             Optimizer.SGD: operators.split_embedding_backward_codegen_sgd_cpu,
             Optimizer.ADAGRAD: operators.split_embedding_backward_codegen_adagrad_cpu,
@@ -53,7 +53,7 @@ class CpuOperators:
         state = (tbe.momentum1_host, tbe.momentum1_placements, tbe.momentum1_offsets)
         has_state = optimizer is not Optimizer.SGD
         self._backward_tail = (
-            no_rounding,
+            stochastic_rounding,
             *(state if has_state else ()),
             tbe.learning_rate_tensor,
             *((eps,) if has_state else ()),
@@ -68,7 +68,7 @@ class CpuOperators:
                 bags.offsets,
                 self._pooling,
                 bags.weights_L,  # None reaches the operator as an undefined tensor
-                *self._forward_tail,
+                self._output_dtype,
             )
         return output
 

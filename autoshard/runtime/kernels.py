@@ -12,7 +12,7 @@ features together, L=ids.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,8 +67,20 @@ class EmbeddingKernel:
         table_of_feature_F: Sequence[int],
         training: TrainingConfig,
         device: torch.device,
+        host_buffers: Mapping[str, Tensor] | None = None,
     ) -> None:
         """Allocate weights and optimizer state.
+
+        Args:
+            key: what the tables have in common.
+            num_rows_T: of each table.
+            embedding_dim_T: true columns of each table.
+            table_of_feature_F: which table each feature looks up, ascending.
+            training: optimizer, learning rate and eps.
+            device: of the tables.
+            host_buffers: on CPU, memory to use instead: flat `weights` and, unless the
+                optimizer is SGD, float32 `momentum1`, with exactly the elements that all
+                tables need together, padding included.
 
         Raises:
             DependencyError: FBGEMM is missing or does not load.
@@ -107,6 +119,7 @@ class EmbeddingKernel:
             # Ids were checked before they got here.
             bounds_check_mode=fbgemm.BoundsCheckMode.NONE,
             device=device,
+            preallocated_host_buffers=None if host_buffers is None else dict(host_buffers),
         )
         self._cpu = CpuOperators(self._tbe, training.optimizer, training.eps) if on_cpu else None
 
@@ -134,13 +147,10 @@ class EmbeddingKernel:
 
         Args:
             bags: the gradient's; they need not have been looked up here.
-            gradient_BC: of their output, as `pad` gave it; scaled in place where the
-                kernel is padded.
+            gradient_BC: of their output, as `pad` gave it.
         """
         if not bags.values_L.numel():
             return
-        if self._gradient_scale != 1.0:
-            gradient_BC.mul_(self._gradient_scale)
         if self._cpu is not None:
             self._cpu.backward(bags, gradient_BC)
             return
@@ -155,12 +165,15 @@ class EmbeddingKernel:
         return output_BC if self._true_cols is None else output_BC[:, self._true_cols]
 
     def pad(self, gradient_BD: Tensor) -> Tensor:
-        """A gradient with zeros in the padding columns; a copy if there are any."""
+        """A gradient as `update` wants it: padded with zeros, scaled for the padding.
+
+        A copy, except where there is nothing to do and the argument is contiguous.
+        """
         if self._true_cols is None:
             return gradient_BD.contiguous()
         padded_BC = gradient_BD.new_zeros(gradient_BD.shape[0], self.num_padded_cols)
         padded_BC[:, self._true_cols] = gradient_BD
-        return padded_BC
+        return padded_BC if self._gradient_scale == 1.0 else padded_BC.mul_(self._gradient_scale)
 
     def weights(self, table: int) -> Tensor:
         """Weights of the kernel's table number `table`, a view [rows, columns] without padding."""
