@@ -73,7 +73,8 @@ def _listed(items: Sequence[object], limit: int, depth: int) -> str:
 def _item(value: object, limit: int, depth: int) -> str:
     """A value among others: what would be taken for several is set apart."""
     if isinstance(value, str):
-        return value if value and value == value.strip() and "," not in value else repr(value)
+        is_plain = value == value.strip() and value.isprintable() and "," not in value
+        return value if value and is_plain else repr(value)
     is_mapping = isinstance(value, Mapping)
     if is_mapping or isinstance(value, list | tuple | set | frozenset):
         inside = "" if not value else _readable(value, limit, depth) if depth > 0 else "…"

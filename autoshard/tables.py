@@ -49,12 +49,25 @@ MAX_COUNT = 2**62
 MAX_POOLING_FACTOR = 2.0**40
 
 
+#: Unicode categories of what is invisible, reorders the text around it or has no meaning that
+#: everybody shares: control, format (such as U+202E), surrogate, private use, not assigned,
+#: and the separators of lines and paragraphs.
+_HIDDEN_CATEGORIES = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
+
+
+def hidden_characters(name: str) -> list[str]:
+    """What a name must not hold, such as "U+202E"; letters of every script are fine."""
+    return [
+        f"U+{ord(character):04X}"
+        for character in name
+        if unicodedata.category(character) in _HIDDEN_CATEGORIES
+    ]
+
+
 def _is_name(name: object) -> bool:
-    """Whether every format and terminal can hold it: no control characters or lone surrogates."""
+    """Whether every format can hold it, and it looks on every terminal like what it is."""
     return (
-        isinstance(name, str)
-        and 0 < len(name) <= MAX_NAME_LENGTH
-        and not any(unicodedata.category(character) in ("Cc", "Cs") for character in name)
+        isinstance(name, str) and 0 < len(name) <= MAX_NAME_LENGTH and not hidden_characters(name)
     )
 
 

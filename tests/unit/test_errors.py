@@ -32,7 +32,7 @@ class Reward(Enum):
         ({"a": 1, "b": [1, 2]}, "a: 1, b: [1, 2]"),
         ([{"a": 1}, ("x", "y"), []], "{a: 1}, [x, y], []"),
         ([[[[[1]]]]], "[[[…]]]"),
-        (["a, b", "", " c"], "'a, b', '', ' c'"),
+        (["a, b", "", " c", "d\u202e"], r"'a, b', '', ' c', 'd\u202e'"),
         (ShardingType.ROW_WISE, "row_wise"),
         ([ShardingType.ROW_WISE, ShardingType.TABLE_WISE], "row_wise, table_wise"),
         (Reward.STEPWISE, "STEPWISE"),

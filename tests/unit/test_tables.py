@@ -6,6 +6,7 @@ import pytest
 
 from autoshard.distributions import IdDistribution
 from autoshard.errors import InputError
+from autoshard.table_cells import CellError, check_name
 from autoshard.tables import (
     BagLengths,
     DataType,
@@ -62,12 +63,48 @@ def test_sizes_are_exact_beyond_double_precision():
         ("feature_names", ("",)),
         ("feature_names", ("x", 3)),
         ("feature_names", ("x", "x")),
+        ("feature_names", ("x", "y\u200d")),
     ],
 )
 def test_unusable_values_are_refused_by_name(field, value):
     with pytest.raises(InputError) as caught:
         table(**{field: value})
     assert field.removesuffix("_names").removesuffix("s") in str(caught.value).replace(" ", "_")
+
+
+@pytest.mark.parametrize(
+    "character",
+    [
+        "\n",
+        "\x1b",
+        "\x7f",
+        "\u00ad",  # soft hyphen
+        "\u200b",  # zero-width space
+        "\u202e",  # right-to-left override: shows "gpj" as "jpg"
+        "\u2066",
+        "\u2028",  # line separator
+        "\ufeff",
+        "\ud800",  # lone surrogate
+        "\ue000",  # private use
+        "\u0378",  # not assigned
+        "\U000e0041",  # tag letter
+    ],
+    ids=ascii,
+)
+def test_names_hold_nothing_invisible_or_reordering(character):
+    for field, value in (("name", f"a{character}b"), ("feature_names", ("x", f"a{character}b"))):
+        with pytest.raises(InputError, match="not usable") as caught:
+            table(**{field: value})
+        assert character not in str(caught.value)
+    with pytest.raises(CellError, match=f"U\\+{ord(character):04X}"):
+        check_name(f"a{character}b")
+
+
+@pytest.mark.parametrize(
+    "name", ["Größe", "用户", "пользователь", "שם", "اسم", "नाम", "a b|c,d", "é", "🙂"]
+)
+def test_names_of_every_script_are_fine(name):
+    assert table(name=name).name == check_name(name) == name
 
 
 def test_equal_tables_have_equal_fingerprints():
