@@ -59,7 +59,10 @@ class IdDistribution:
                 allowed="equal lengths",
             )
         if self.bucket_rows:
-            if any(not isinstance(rows, int) or rows < 1 for rows in self.bucket_rows):
+            if any(
+                isinstance(rows, bool) or not isinstance(rows, int) or rows < 1
+                for rows in self.bucket_rows
+            ):
                 raise InputError(
                     "bucket_rows is not usable", got=self.bucket_rows, allowed="integers >= 1"
                 )
@@ -111,13 +114,20 @@ class IdDistribution:
             )
         try:
             return cls(
-                zipf_exponent=float(value.get("zipf_exponent", 0.0)),
-                zipf_shift=float(value.get("zipf_shift", 0.0)),
+                zipf_exponent=_number(value.get("zipf_exponent", 0.0)),
+                zipf_shift=_number(value.get("zipf_shift", 0.0)),
                 bucket_rows=tuple(value.get("bucket_rows", ())),
-                bucket_shares=tuple(float(share) for share in value.get("bucket_shares", ())),
+                bucket_shares=tuple(map(_number, value.get("bucket_shares", ()))),
             )
         except TypeError as error:
-            raise InputError("an id distribution is malformed", got=dict(value)) from error
+            raise InputError("an id distribution is malformed", got=quoted(value)) from error
+
+
+def _number(value: object) -> float:
+    """A JSON number; text that looks like one is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{quoted(value)} is not a number")
+    return float(value)
 
 
 @lru_cache(maxsize=65_536)

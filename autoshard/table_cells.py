@@ -9,14 +9,13 @@ float loses digits above 2^53 and hides what was meant ("1.5", "1e6", "1000000.0
 from __future__ import annotations
 
 import math
-import re
-import unicodedata
 from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, TypeVar
 
 from autoshard.distributions import IdDistribution
-from autoshard.errors import InputError, quoted
+from autoshard.errors import InputError, listed, quoted
+from autoshard.number_text import DECIMAL, INTEGER, parse_float, parse_integer
 from autoshard.suggestions import did_you_mean
 from autoshard.tables import (
     MAX_COUNT,
@@ -25,6 +24,7 @@ from autoshard.tables import (
     DataType,
     PoolingType,
     Table,
+    hidden_characters,
 )
 
 REQUIRED_COLUMNS = ("name", "num_embeddings", "embedding_dim", "pooling_factor")
@@ -43,8 +43,6 @@ COLUMNS = REQUIRED_COLUMNS + OPTIONAL_COLUMNS
 #: Separates the items of a list in one CSV cell.
 LIST_SEPARATOR = "|"
 
-_INTEGER = re.compile(r"[+-]?[0-9]+")
-_DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _EnumType = TypeVar("_EnumType", bound=Enum)
 
 
@@ -149,7 +147,7 @@ def check_name(name: object) -> str:
     """A table or feature name that every format can hold.
 
     Raises:
-        CellError: it is not text, blank, too long, or holds control characters.
+        CellError: it is not text, blank, too long, or holds invisible characters.
     """
     if not isinstance(name, str):
         raise CellError("not text", name, "text", "put the name in quotes")
@@ -159,8 +157,9 @@ def check_name(name: object) -> str:
         raise CellError(
             f"a name of {len(name)} characters", name, f"at most {MAX_NAME_LENGTH} characters"
         )
-    if any(unicodedata.category(character) in ("Cc", "Cs") for character in name):
-        raise CellError("a name holds control characters", name, "printable text")
+    if hidden := hidden_characters(name):
+        what = f"a name holds control or invisible characters ({listed(hidden)})"
+        raise CellError(what, name, "printable text")
     return name
 
 
@@ -169,13 +168,13 @@ def _count(cell: object) -> int:
     value: object = cell
     if isinstance(cell, str):
         text = cell.strip()
-        if _INTEGER.fullmatch(text):
+        if INTEGER.fullmatch(text):
             digits = text.lstrip("+-").lstrip("0")
             if len(digits) > len(str(MAX_COUNT)):
                 raise CellError("out of range", text, f"{allowed}, at most 2^62")
-            value = int(text)
-        elif _DECIMAL.fullmatch(text):
-            value = float(text)
+            value = parse_integer(text)
+        elif DECIMAL.fullmatch(text):
+            value = parse_float(text)
         else:
             raise CellError("not a number", cell, allowed)
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -195,10 +194,12 @@ def _number(cell: object) -> float:
     allowed = "a finite number >= 0"
     value: object = cell
     if isinstance(cell, str):
-        if not _DECIMAL.fullmatch(cell.strip()):
-            what = "not finite" if cell.strip().lower().lstrip("+-")[:3] in ("nan", "inf") else ""
-            raise CellError(what or "not a number", cell, allowed)
-        value = float(cell)
+        try:
+            value = parse_float(cell)
+        except ValueError as error:
+            is_infinite = cell.strip().lower().lstrip("+-")[:3] in ("nan", "inf")
+            what = "not finite" if is_infinite else "not a number"
+            raise CellError(what, cell, allowed) from error
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise CellError("not a number", cell, allowed)
     try:
