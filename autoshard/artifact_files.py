@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from autoshard.errors import ArtifactError, InputError, quoted
+from autoshard.errors import ArtifactError, InputError, quoted, readable
 from autoshard.files import fingerprint, read_json
 from autoshard.suggestions import did_you_mean
 
@@ -168,8 +168,8 @@ def read_artifact(folder: Path, *, kind: str, version: int, what: str) -> dict[s
     if claimed != actual or not isinstance(files, dict):
         raise ArtifactError(
             f"{what} {folder} was altered: {CONFIG_FILE} does not match its fingerprint",
-            got=claimed,
-            allowed=actual,
+            got=f"fingerprint {readable(claimed)} in the file",
+            allowed=f"{readable(actual)}, which is what its content gives",
             remedy=f"export the {what} again",
         )
     for name, checksum in files.items():

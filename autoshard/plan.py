@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from autoshard.distributions import IdDistribution
-from autoshard.errors import InputError, PlanError, quoted
+from autoshard.errors import InputError, PlanError, quoted, readable
 from autoshard.files import canonical_json, fingerprint, read_json, write_text
 from autoshard.objective import StepCost
 from autoshard.problem import ShardingProblem, TrainingConfig
@@ -249,8 +249,8 @@ def _parse_plan(value: Any) -> ShardingPlan:
         if actual != value["checksum"]:
             raise PlanError(
                 "the plan was altered after it was written (checksum differs)",
-                got=actual,
-                allowed=value["checksum"],
+                got=f"{readable(value['checksum'])} in the file",
+                allowed=f"{actual}, which is what its content gives",
                 remedy="plan again, or remove the checksum to accept the change",
             )
     workload = value["workload"]

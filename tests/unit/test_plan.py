@@ -174,6 +174,16 @@ def test_a_wrong_or_shuffled_checksum_is_refused() -> None:
             plan_from_json(written() | {"checksum": checksum})
 
 
+def test_a_wrong_checksum_says_which_is_which() -> None:
+    value = written()
+    stated, actual = "0" * 16, value["checksum"]
+    with pytest.raises(
+        PlanError,
+        match=f"got: {stated} in the file; allowed: {actual}, which is what its content gives",
+    ):
+        plan_from_json(value | {"checksum": stated})
+
+
 def test_the_order_of_keys_does_not_matter() -> None:
     backwards = dict(reversed(list(written().items())))
     assert plan_from_json(backwards) == make_plan()
