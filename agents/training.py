@@ -33,7 +33,7 @@ from agents.checkpoints import (
 from agents.networks import PlacementPolicy, PolicyNetwork
 from agents.validation import Validation, ValidationResult
 from autoshard.errors import InputError, quoted
-from autoshard.files import write_text
+from autoshard.files import make_folder, write_text
 from autoshard.placement import PlacementTask
 from autoshard.protocols import CostModel
 from envs.batched_env import BatchedPlacementEnv
@@ -176,7 +176,7 @@ def train_agent(
         InputError: `out_dir` holds a run of another config or cost model.
         ArtifactError: its checkpoint is damaged.
     """
-    out_dir = Path(out_dir)
+    out_dir = make_folder(out_dir)
     identity = {"config": config.to_json(), "cost_model": cost_model.fingerprint}
     found = _find_checkpoint(out_dir, identity)
     write_text(out_dir / "agent.json", json.dumps(identity, indent=2) + "\n")

@@ -30,13 +30,14 @@ def write_atomically(path: str | Path, write: Callable[[Path], None]) -> None:
     symbolic link stays one: the file that it names is replaced.
 
     Raises:
-        InputError: the place is not writable, or is a folder, device, pipe or socket.
+        InputError: the place is not writable, is a folder, device, pipe or socket, or lies in a
+            folder that does not exist: what makes folders for results says so itself.
     """
     path = Path(path)
     try:
         check_replaceable(path)
         path = path.resolve()
-        path.parent.mkdir(parents=True, exist_ok=True)
+        check_folder_of(path)
         descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     except OSError as error:
         raise InputError(
@@ -59,6 +60,39 @@ def write_atomically(path: str | Path, write: Callable[[Path], None]) -> None:
             ) from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def make_folder(path: str | Path) -> Path:
+    """Make a folder for results, with the folders above it, unless it is there.
+
+    Raises:
+        InputError: the place is not writable, or something else is there.
+    """
+    path = Path(path)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"cannot make the folder {path}", got=error.strerror, remedy="choose another folder"
+        ) from error
+    return path
+
+
+def check_folder_of(path: Path) -> None:
+    """Refuse to put a file where there is no folder; a mistyped path should not make one.
+
+    Raises:
+        InputError: the folder does not exist or is none.
+    """
+    folder = path.parent
+    if not folder.exists():
+        raise InputError(
+            f"cannot write {path}",
+            got=f"the folder {folder} does not exist",
+            remedy="create it, or choose another place",
+        )
+    if not folder.is_dir():
+        raise InputError(f"cannot write {path}", got=f"{folder} is not a folder")
 
 
 def check_replaceable(path: Path) -> None:

@@ -69,8 +69,8 @@ class Policy:
         return logits
 
 
-def load_policy(path_or_name: str | Path = "default") -> Policy:
-    """Load an exported policy.
+def find_policy(path_or_name: str | Path) -> tuple[Path, dict[str, Any]]:
+    """The folder and config of an exported policy, checked but not loaded (torch is not needed).
 
     Args:
         path_or_name: its folder, or the name of a shipped policy.
@@ -97,6 +97,19 @@ def load_policy(path_or_name: str | Path = "default") -> Policy:
         raise ArtifactError(
             f"policy {folder} lacks its file {PROGRAM_FILE}", remedy="export the policy again"
         )
+    return folder, config
+
+
+def load_policy(path_or_name: str | Path = "default") -> Policy:
+    """Load an exported policy.
+
+    Args:
+        path_or_name: its folder, or the name of a shipped policy.
+
+    Raises:
+        ArtifactError: as in `find_policy`, or torch cannot load it.
+    """
+    folder, config = find_policy(path_or_name)
     import torch
 
     try:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from autoshard.files import write_atomically, write_text
+from autoshard.files import make_folder, write_atomically, write_text
 from cost_net.baselines import BASELINES
 from cost_net.collective_training import predict_collective_ms, train_collective
 from cost_net.dataset import SPLITS, CollectiveData, KernelData, MeasuredData
@@ -50,6 +50,7 @@ def train_cost_model(
     Raises:
         InputError: a split is empty or the folder is not writable.
     """
+    make_folder(out_dir)
     network = train_compute(data.kernels, config, on_epoch)
     collective = train_collective(data.collectives, config)
     errors = error_report(data, network, collective, config)

@@ -29,6 +29,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import TypeAdapter, ValidationError
 
 from autoshard.errors import AutoshardError, InputError, quoted
+from autoshard.files import make_folder
 from autoshard.suggestions import did_you_mean
 from experiments.metrics import LoggerConfig, MetricsLog
 
@@ -88,8 +89,7 @@ def _run_job(
     out = plain.pop("out", None)
     logger = to_dataclass(LoggerConfig, plain.pop("logger", None) or {})
     config = to_dataclass(schema, plain)
-    out_dir = Path(out) if out else Path(HydraConfig.get().runtime.output_dir)
-    out_dir.mkdir(parents=True, exist_ok=True)
+    out_dir = make_folder(out if out else HydraConfig.get().runtime.output_dir)
     with MetricsLog(out_dir, logger, name=name, values=plain) as metrics:
         return run(config, out_dir, metrics)
 

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.rule import Rule
 
 from autoshard.errors import AutoshardError, InputError, WorkerError
-from autoshard.files import fingerprint, write_text
+from autoshard.files import fingerprint, make_folder, write_text
 from autoshard.objective import CostSource
 from autoshard.plan import load_plan
 from autoshard.report.page import load_report_data, write_report
@@ -215,7 +215,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console()
     started = time.monotonic()
     try:
-        out.mkdir(parents=True, exist_ok=True)
+        make_folder(out)
         workload = {"name": "laptop", "num_tables": 1000, "seed": 0}
         unseen = pool_tables(PoolConfig(workload=workload))[Split.TEST]
         task = next(held_out_tasks(unseen, [SETTING], SEED))

@@ -174,6 +174,7 @@ def write_measurements(path: Path, kind: RowKind, num: int) -> None:
         {name: usual.get(name) for name in schema.names} | {"index": index, "key": str(index)}
         for index in range(num)
     ]
+    path.parent.mkdir(parents=True, exist_ok=True)
     write_rows(
         path,
         kind,

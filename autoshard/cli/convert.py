@@ -14,7 +14,10 @@ def convert_command(
     source: TablesArgument,
     target: Annotated[
         str,
-        typer.Argument(metavar="TARGET", help="A .csv, .json or .parquet file, replaced whole."),
+        typer.Argument(
+            metavar="TARGET",
+            help="A .csv, .json or .parquet file in a folder that exists, replaced whole.",
+        ),
     ],
     trace: Annotated[
         str | None,

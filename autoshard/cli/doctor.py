@@ -7,13 +7,11 @@ from typing import Annotated
 import typer
 
 from autoshard.cli.console import say, show_json, show_table, waiting
-from autoshard.cli.options import JsonOption, check_seconds
+from autoshard.cli.options import JsonOption, seconds_option
 
 
 def doctor_command(
-    timeout_s: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Limit of each check that may hang.")
-    ] = 120.0,
+    timeout_s: Annotated[float, seconds_option("Limit of each check that may hang.")] = 120.0,
     json_output: JsonOption = False,
 ) -> None:
     """Check this installation: versions, FBGEMM, gloo, CUDA, shipped models, a tiny plan.
@@ -25,7 +23,6 @@ def doctor_command(
 
     Exits with 0 if planning works, whatever else does not, and with 1 if it does not.
     """
-    check_seconds(timeout_s, "--timeout-s")
     from autoshard.doctor import Status, can_plan, diagnose
 
     with waiting("checking"):

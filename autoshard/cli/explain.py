@@ -8,6 +8,7 @@ import typer
 
 from autoshard.cli.console import say, show_json, show_table, waiting
 from autoshard.cli.options import (
+    DEFAULT_POLICY,
     CostModelOption,
     EvaluationsOption,
     JsonOption,
@@ -16,7 +17,7 @@ from autoshard.cli.options import (
     SeedOption,
     SharderOption,
     TimeLimitOption,
-    check_seconds,
+    check_policy,
     check_sharder,
     load_model,
 )
@@ -43,7 +44,7 @@ def explain_command(
         bool, typer.Option("--replan", help="Compare with a new plan for the same problem.")
     ] = False,
     sharder: SharderOption = "autoshard",
-    policy: PolicyOption = "default",
+    policy: PolicyOption = DEFAULT_POLICY,
     seed: SeedOption = 0,
     time_limit: TimeLimitOption = None,
     evaluations: EvaluationsOption = 100_000,
@@ -59,16 +60,16 @@ def explain_command(
 
     Every figure is predicted anew, so plans written by hand need no cost of their own.
     """
-    check_seconds(time_limit, "--time-limit")
     if against is not None and replan:
         raise typer.BadParameter("--against and --replan exclude each other")
     from autoshard.explain import explain_plan
     from autoshard.plan import load_plan
 
-    loaded = load_plan(plan)
-    other = None if against is None else load_plan(against)
     if replan:
         check_sharder(sharder)
+        check_policy(policy)
+    loaded = load_plan(plan)
+    other = None if against is None else load_plan(against)
     model = load_model(cost_model)
     explanation = explain_plan(loaded, model)
     name = against or f"new plan by {sharder}"

@@ -23,7 +23,9 @@ def export_command(
     ] = "json",
     out: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Where it goes, in one step; stdout without it."),
+        typer.Option(
+            metavar="FILE", help="Where it goes, in a folder that exists; stdout without it."
+        ),
     ] = None,
 ) -> None:
     """Write a plan in another format, once it is validated.

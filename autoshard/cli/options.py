@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import parse_qsl
@@ -13,7 +13,8 @@ from urllib.parse import parse_qsl
 import typer
 
 from autoshard.errors import InputError, quoted
-from autoshard.files import check_replaceable
+from autoshard.files import check_folder_of, check_replaceable
+from autoshard.number_text import parse_decimal, parse_float, parse_integer
 
 if TYPE_CHECKING:
     from autoshard.protocols import CostModel
@@ -37,6 +38,48 @@ TablesArgument = Annotated[
         help="A table list (.csv, .json or .parquet), or workload:NAME?option=value&…",
     ),
 ]
+
+
+def integer_option(explanation: str, *, low: int, high: int | None = None) -> Any:
+    """A `typer.Option` for a whole number from `low` to `high`, both included.
+
+    Unlike typer's own, the same text is refused whatever version of typer is installed.
+    """
+    allowed = f"a whole number >= {low}" + ("" if high is None else f" and <= {high}")
+
+    def parse(text: str | int) -> int:
+        try:
+            value = parse_integer(text) if isinstance(text, str) else text  # else the default
+        except ValueError:
+            value = low - 1
+        if value < low or (high is not None and value > high):
+            raise typer.BadParameter(f"{quoted(text)} is not {allowed}")
+        return value
+
+    return typer.Option(parser=parse, metavar=f"INTEGER>={low}", help=explanation)
+
+
+#: Longer waits than a month are mistakes, and overflow the system's clocks.
+MAX_SECONDS = 30 * 24 * 3600.0
+
+
+def seconds_option(explanation: str) -> Any:
+    """A `typer.Option` for a time limit in seconds, more than 0 and at most `MAX_SECONDS`."""
+
+    def parse(text: str | float) -> float:
+        try:
+            value = parse_float(text) if isinstance(text, str) else text  # else the default
+        except ValueError:
+            value = 0.0
+        if not 0 < value <= MAX_SECONDS:
+            raise typer.BadParameter(
+                f"{quoted(text)} is not a number of seconds, > 0 and at most {MAX_SECONDS:g}"
+            )
+        return value
+
+    return typer.Option(parser=parse, metavar="SECONDS", help=explanation)
+
+
 SharderOption = Annotated[str, typer.Option(metavar="NAME", help="What searches for the plan.")]
 CostModelOption = Annotated[
     str,
@@ -53,18 +96,16 @@ PolicyOption = Annotated[
         help="The learned policy of the sharders 'autoshard' and 'ppo': shipped or exported.",
     ),
 ]
+DEFAULT_POLICY = "default"
 #: torch's generators take seeds up to here.
 MAX_SEED = 2**63 - 1
-SeedOption = Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Decides every random choice.")]
+SeedOption = Annotated[int, integer_option("Decides every random choice.", low=0, high=MAX_SEED)]
 TimeLimitOption = Annotated[
     float | None,
-    typer.Option(
-        metavar="SECONDS",
-        help="Cut the search short after this long. A plan that was cut short says so.",
-    ),
+    seconds_option("Cut the search short after this long. A plan that was cut short says so."),
 ]
 EvaluationsOption = Annotated[
-    int, typer.Option(min=1, help="Placements that the search may cost, at most.")
+    int, integer_option("Placements that the search may cost, at most.", low=1)
 ]
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print machine-readable output on stdout.")
@@ -78,10 +119,10 @@ def parse_gib(text: str, option: str) -> int:
         InputError: not a number in [0, MAX_GIB].
     """
     try:
-        value = Decimal(text.strip())
-    except InvalidOperation:
-        value = Decimal("NaN")
-    if not value.is_finite() or not 0 <= value <= MAX_GIB:
+        value = parse_decimal(text)
+    except ValueError:
+        value = Decimal(-1)
+    if not 0 <= value <= MAX_GIB:
         raise InputError(
             f"{option} is not usable",
             got=quoted(text),
@@ -110,37 +151,16 @@ def parse_hbm_gib(text: str, world_size: int) -> tuple[int, ...]:
     return values
 
 
-#: Longer waits than a month are mistakes, and overflow the system's clocks.
-MAX_SECONDS = 30 * 24 * 3600.0
-
-
-def check_seconds(value: float | None, option: str) -> float | None:
-    """The value, if it can be a time limit.
-
-    Raises:
-        InputError: not a finite number > 0.
-    """
-    if value is not None and not 0 < value <= MAX_SECONDS:
-        raise InputError(
-            f"{option} is not usable",
-            got=value,
-            allowed=f"seconds, > 0 and at most {MAX_SECONDS:g}",
-        )
-    return value
-
-
 def check_output(path: str | Path | None, *inputs: str | Path | None) -> None:
     """Refuse an output path that cannot be written, before time is spent on what goes there.
-
-    Missing folders are made when the file is written.
 
     Args:
         path: where the output goes; None for nowhere.
         inputs: files that the command reads, which it must not overwrite.
 
     Raises:
-        InputError: the path is a folder, a device or one of the inputs, or lies in a place that
-            is not writable.
+        InputError: the path is a folder, a device or one of the inputs, or lies in a folder
+            that does not exist or is not writable.
     """
     if path is None:
         return
@@ -152,17 +172,13 @@ def check_output(path: str | Path | None, *inputs: str | Path | None) -> None:
         for given in inputs:
             if given is not None and Path(given).exists() and path.exists():
                 _refuse_same_file(path, given)
-        folder = path.parent
-        while not folder.exists():
-            folder = folder.parent
+        check_folder_of(path)
     except OSError as error:
         raise InputError(f"cannot write {str(path)[:200]}", got=error.strerror) from error
-    if not folder.is_dir():
-        raise InputError(f"cannot write {path}", got=f"{folder} is not a folder")
-    if not os.access(folder, os.W_OK | os.X_OK):
+    if not os.access(path.parent, os.W_OK | os.X_OK):
         raise InputError(
             f"cannot write {path}",
-            got=f"no permission to write in {folder}",
+            got=f"no permission to write in {path.parent}",
             remedy="choose a writable folder",
         )
 
@@ -190,7 +206,7 @@ def load_tables(source: str) -> tuple[Table, ...]:
 
 
 def _integers(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(","))
+    return tuple(parse_integer(part) for part in text.split(","))
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -200,12 +216,12 @@ def _names(text: str) -> tuple[str, ...]:
 #: How the text of a workload's option is read, by the option's annotation. Options of other
 #: types, such as id distributions, can be given in Python and in a table list only.
 _PARSERS: dict[str, tuple[Callable[[str], Any], str]] = {
-    "int": (int, "a whole number"),
-    "int | None": (int, "a whole number"),
-    "float": (float, "a number"),
-    "float | None": (float, "a number"),
+    "int": (parse_integer, "a whole number"),
+    "int | None": (parse_integer, "a whole number"),
+    "float": (parse_float, "a number"),
+    "float | None": (parse_float, "a number"),
     "str | Path": (str, "a path"),
-    "int | Mapping[str, int] | None": (int, "a whole number"),
+    "int | Mapping[str, int] | None": (parse_integer, "a whole number"),
     "Sequence[int]": (_integers, "whole numbers separated by commas"),
     "Sequence[int] | None": (_integers, "whole numbers separated by commas"),
     "Sequence[str] | None": (_names, "names separated by commas"),
@@ -263,6 +279,19 @@ def check_sharder(name: str) -> None:
             allowed=", ".join(names),
             remedy=did_you_mean(name, names),
         )
+
+
+def check_policy(path_or_name: str) -> None:
+    """Refuse a policy that cannot be used before anything is loaded, whoever asks for it.
+
+    Raises:
+        ArtifactError: it is not there, damaged or of another version.
+    """
+    if path_or_name == DEFAULT_POLICY:  # shipped; whoever needs it loads it
+        return
+    from autoshard.policies import find_policy
+
+    find_policy(path_or_name)
 
 
 def load_model(path_or_name: str) -> CostModel:

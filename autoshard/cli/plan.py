@@ -8,6 +8,7 @@ import typer
 
 from autoshard.cli.console import note, say, show_json, show_table, waiting
 from autoshard.cli.options import (
+    DEFAULT_POLICY,
     CostModelOption,
     EvaluationsOption,
     JsonOption,
@@ -17,8 +18,9 @@ from autoshard.cli.options import (
     TablesArgument,
     TimeLimitOption,
     check_output,
-    check_seconds,
+    check_policy,
     check_sharder,
+    integer_option,
     load_model,
     load_tables,
     parse_gib,
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 
 def plan_command(
     tables: TablesArgument,
-    world_size: Annotated[int, typer.Option(min=1, help="Ranks to place tables on.")],
+    world_size: Annotated[int, integer_option("Ranks to place tables on.", low=1)],
     hbm_gib: Annotated[
         str,
         typer.Option(
@@ -46,15 +48,15 @@ def plan_command(
         str | None,
         typer.Option(
             metavar="PLAN.JSON",
-            help="Where the plan goes; an older file is replaced in one step. "
-            "Without it, nothing is written.",
+            help="Where the plan goes, in a folder that exists; an older file is replaced in "
+            "one step. Without it, nothing is written.",
         ),
     ] = None,
     sharder: SharderOption = "autoshard",
-    batch_size: Annotated[int, typer.Option(min=1, help="Samples per rank and step.")] = 512,
+    batch_size: Annotated[int, integer_option("Samples per rank and step.", low=1)] = 512,
     local_world_size: Annotated[
         int,
-        typer.Option(min=0, help="Ranks per node; divides the world size. 0: all on one node."),
+        integer_option("Ranks per node; divides the world size. 0: all on one node.", low=0),
     ] = 0,
     optimizer: Annotated[
         str,
@@ -67,10 +69,10 @@ def plan_command(
         str, typer.Option(metavar="GIB", help="What no plan may use on any rank.")
     ] = "0",
     batches_in_flight: Annotated[
-        int, typer.Option(min=1, help="Batches held at once: 1 in a plain loop, 3 in a pipeline.")
+        int, integer_option("Batches held at once: 1 in a plain loop, 3 in a pipeline.", low=1)
     ] = 1,
     cost_model: CostModelOption = "default",
-    policy: PolicyOption = "default",
+    policy: PolicyOption = DEFAULT_POLICY,
     seed: SeedOption = 0,
     time_limit: TimeLimitOption = None,
     evaluations: EvaluationsOption = 100_000,
@@ -91,7 +93,8 @@ def plan_command(
     Equal arguments give equal plans. A time limit may cut the search short; the plan then says so.
     """
     check_output(out, tables)
-    check_seconds(time_limit, "--time-limit")
+    check_sharder(sharder)
+    check_policy(policy)
     problem = _problem(
         tables=tables,
         world_size=world_size,
@@ -106,7 +109,6 @@ def plan_command(
     _warn_if_not_runnable(problem)
     from autoshard.protocols import SearchBudget
 
-    check_sharder(sharder)
     model = load_model(cost_model)
     search: dict[str, Any] = {
         "cost_model": model,

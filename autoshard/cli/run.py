@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autoshard.cli.console import note, progress_bar, say, show_json, show_table
-from autoshard.cli.options import JsonOption, PlanArgument, SeedOption, check_seconds
+from autoshard.cli.options import (
+    JsonOption,
+    PlanArgument,
+    SeedOption,
+    integer_option,
+    seconds_option,
+)
 
 if TYPE_CHECKING:
     from autoshard.plan import ShardingPlan
@@ -19,12 +25,12 @@ DEFAULT_TIMEOUT_S = 120.0
 
 def run_command(
     plan: PlanArgument,
-    steps: Annotated[int, typer.Option(min=1, help="Timed steps.")] = 20,
-    warmup: Annotated[int, typer.Option(min=0, help="Steps before them.")] = 3,
+    steps: Annotated[int, integer_option("Timed steps.", low=1)] = 20,
+    warmup: Annotated[int, integer_option("Steps before them.", low=0)] = 3,
     seed: SeedOption = 0,
     timeout_s: Annotated[
         float,
-        typer.Option(metavar="SECONDS", help="How long one collective may take."),
+        seconds_option("How long one collective may take."),
     ] = DEFAULT_TIMEOUT_S,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     ids_mode: Annotated[
@@ -45,7 +51,6 @@ def run_command(
 
     Batches are drawn from the plan's own id distributions. Needs FBGEMM.
     """
-    check_seconds(timeout_s, "--timeout-s")
     from autoshard.plan import load_plan
     from autoshard.runtime.capabilities import parse_device
     from autoshard.runtime.ids import parse_ids_mode

@@ -18,7 +18,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="Write one self-contained HTML page about what a run folder holds.",
     )
     parser.add_argument("folder", type=Path, help="output folder of the demo or of experiments")
-    parser.add_argument("--out", type=Path, default=Path("report.html"), help="the page to write")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("report.html"),
+        help="the page to write, in a folder that exists",
+    )
     options = parser.parse_args(arguments)
     try:
         write_report(options.out, load_report_data(options.folder))

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pandas as pd
 import pytest
 
-from autoshard.cli.main import run_command_line
+from autoshard.cli.main import app, run_command_line
 from autoshard.cli.options import parse_hbm_gib
 from autoshard.errors import InputError
 from autoshard.plan import load_plan
@@ -111,11 +113,11 @@ def test_memory_per_rank_and_options_reach_the_plan(call):
     code, _, err = call(
         *("plan", "tables.csv", "--world-size", 4, "--local-world-size", 2),
         *("--hbm-gib", "1,1.5,2,0.25", "--batch-size", 64, "--optimizer", "adam"),
-        *("--dense-gib", "0.125", "--reserve-gib", "0.0625", *FAST, "--out", "new/plan.json"),
+        *("--dense-gib", "0.125", "--reserve-gib", "0.0625", *FAST, "--out", "new.json"),
     )
     assert code == 0
     assert "warning: 'autoshard run' will not run this plan" in err
-    loaded = load_plan("new/plan.json")
+    loaded = load_plan("new.json")
     assert loaded.topology.hbm_bytes == (2**30, 3 * 2**29, 2**31, 2**28)
     assert loaded.topology.local_world_size == 2
     assert loaded.topology.reserved_bytes == 2**26
@@ -164,7 +166,8 @@ def test_hbm_values_are_exact():
 
 
 @pytest.mark.parametrize(
-    "value", ["nan", "inf", "-1", "1,2,3", "", "x", "1,", "1e99", "0", "1;2", "١e400"]
+    "value",
+    ["nan", "inf", "-1", "1,2,3", "", "x", "1,", "1e99", "0", "1;2", "١", "1_0", "1e" + "9" * 30],
 )
 def test_unusable_memory(refuse, value):
     assert "--hbm-gib" in refuse("plan", "tables.csv", "--world-size", 2, f"--hbm-gib={value}")
@@ -229,10 +232,16 @@ def test_too_little_memory_names_tables_and_writes_nothing(refuse):
         (["plan", ".", *SHAPE], "not known"),
         (["plan", "tables.csv", *SHAPE, "--out", "."], "a folder"),
         (["plan", "tables.csv", *SHAPE, "--out", "tables.csv/plan.json"], "not a folder"),
+        (["plan", "tables.csv", *SHAPE, "--out", "no/plan.json"], "folder no does not exist"),
+        (["export", "plan.json", "--out", "no/plan.csv"], "folder no does not exist"),
+        (["convert", "tables.csv", "no/tables.json"], "folder no does not exist"),
         (["plan", "tables.csv", *SHAPE, "--out", ""], "output path is empty"),
         (["plan", "tables.csv", *SHAPE, "--out", "x" * 300], "too long"),
         (["plan", "workload:producton", *SHAPE], "did you mean 'production'"),
         (["plan", "workload:production?num_tables=x", *SHAPE], "whole number"),
+        (["plan", "workload:production?num_tables=٣&seed=0", *SHAPE], "whole number"),
+        (["plan", "workload:production?num_tables=1_0&seed=0", *SHAPE], "whole number"),
+        (["plan", "workload:mlperf_dcnv2?scale=nan", *SHAPE], "a number"),
         (["plan", "workload:production?num_tabels=3&seed=0", *SHAPE], "num_tabels"),
         (["plan", "workload:production?num_tables=3", *SHAPE], "'seed'"),
         (["plan", "workload:production?num_tables", *SHAPE], "option=value"),
@@ -253,6 +262,60 @@ def test_too_little_memory_names_tables_and_writes_nothing(refuse):
 )
 def test_bad_requests(refuse, arguments, words):
     assert words in refuse(*arguments)
+
+
+def numeric_options() -> list[tuple[str, str]]:
+    """(command, option) of every option that takes a number."""
+    found = []
+    for command in app.registered_commands:
+        for name, kind in get_type_hints(command.callback).items():
+            if {int, float} & {kind, *get_args(kind)}:
+                found.append((str(command.name), f"--{name.replace('_', '-')}"))
+    return found
+
+
+@pytest.mark.parametrize(("command", "option"), numeric_options())
+def test_numbers_are_written_in_ascii_digits(refuse, command, option):
+    for text in ("٣", "３", "1_0", "x", "", "nan", "1e", "0x10"):
+        assert option in refuse(command, f"{option}={text}")
+
+
+def test_options_that_take_numbers_are_found():
+    assert {("plan", "--world-size"), ("run", "--steps"), ("doctor", "--timeout-s")} <= set(
+        numeric_options()
+    )
+
+
+def test_a_bad_policy_or_sharder_is_told_before_anything_is_read(refuse):
+    with_missing_tables = ("plan", "missing.csv", *SHAPE, "--cost-model", "missing")
+    assert "policy 'nowhere'" in refuse(*with_missing_tables, "--policy", "nowhere")
+    assert "unknown sharder" in refuse(*with_missing_tables, "--sharder", "nobody")
+    unused = ("--sharder", "cost_greedy", "--policy", "nowhere")
+    assert "policy 'nowhere'" in refuse(*with_missing_tables, *unused)
+    assert "policy 'nowhere'" in refuse("explain", "no.json", "--replan", "--policy", "nowhere")
+
+
+def test_messages_are_for_people(refuse, plan):
+    """Nothing of how Python writes lists, dictionaries and enum members."""
+    value = json.loads(plan.read_text())
+    del value["checksum"]
+    table = value["tables"][0]
+    faults = {
+        "compute_kernel is not supported": {"tables": [{**table, "compute_kernel": "dense"}]},
+        "unknown key": {"colour": 1, "size": 2},
+        "lacks a key": {"topology": {"world_size": 2}},
+        "tables must be a list": {"tables": {"a": {"b": ["c"]}}},
+        "fwd_compute_ms is not a list": {"cost": {**value["cost"], "fwd_compute_ms": {"0": 1}}},
+        "hbm_bytes must be a list": {"topology": {"world_size": 2, "hbm_bytes": {"a": [1]}}},
+        "feature_names must be a list": {"tables": [{**table, "feature_names": {"a": 1}}]},
+    }
+    for words, change in faults.items():
+        Path("bad.json").write_text(json.dumps({**value, **change}))
+        message = refuse("validate", "bad.json")
+        assert words in message
+        got = message.partition("; got: ")[2]
+        assert got
+        assert not re.search(r"[\[(]'|\{'|',\)|<\w+\.\w+", got), message
 
 
 def test_control_characters_do_not_reach_the_terminal(refuse):

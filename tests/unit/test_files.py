@@ -63,9 +63,15 @@ def test_permissions_follow_the_umask(tmp_path: Path, umask: int, mode: int) -> 
     assert (tmp_path / "file").stat().st_mode & 0o777 == mode
 
 
-def test_folders_are_made(tmp_path: Path) -> None:
-    write_text(tmp_path / "a" / "b" / "c.txt", "größer")
-    assert read_text(tmp_path / "a" / "b" / "c.txt", "note") == "größer"
+def test_text_is_utf8(tmp_path: Path) -> None:
+    write_text(tmp_path / "c.txt", "größer")
+    assert read_text(tmp_path / "c.txt", "note") == "größer"
+
+
+def test_a_mistyped_path_makes_no_folders(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"the folder .*b does not exist; remedy: create it"):
+        write_text(tmp_path / "a" / "b" / "c.txt", "text")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_places_that_cannot_be_written_are_input_errors(tmp_path: Path) -> None:

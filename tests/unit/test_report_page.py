@@ -567,10 +567,16 @@ def test_columns_that_are_missing_or_no_numbers_are_named(tmp_path):
 
 
 def test_the_command_writes_the_page(full, tmp_path, capsys):
-    out = tmp_path / "deep" / "report.html"
+    out = tmp_path / "report.html"
     assert main([full.folder, "--out", str(out)]) == 0
     assert out.read_text(encoding="utf-8").startswith("<!doctype html>")
     assert capsys.readouterr().out.strip() == str(out)
+
+
+def test_a_page_in_a_folder_that_does_not_exist_is_refused(full, tmp_path, capsys):
+    assert main([full.folder, "--out", str(tmp_path / "no" / "report.html")]) == 2
+    assert "no does not exist" in capsys.readouterr().err
+    assert not (tmp_path / "no").exists()
 
 
 def test_a_folder_that_does_not_exist_is_refused(tmp_path, capsys):
