@@ -6,15 +6,33 @@ import random
 from collections.abc import Callable, Sequence
 
 from autoshard.errors import InputError, PlanError
+from autoshard.memory import RankLedger
 from autoshard.plan import ShardingPlan
-from autoshard.runtime.capabilities import check_plan_supported
+from autoshard.runtime.capabilities import Device, check_plan_supported
 from autoshard.runtime.group import Progress, WorkerGroup
+from autoshard.runtime.host_memory import check_host_memory
 from autoshard.runtime.results import PlanRun, RunOptions, RunResult
 from autoshard.runtime.worker import RankProcess, execute_plan
 
 
-def check_plan(plan: ShardingPlan, options: RunOptions) -> None:
-    """Refuse a plan that cannot be run, before any process starts.
+def check_plan_here(plan: ShardingPlan, options: RunOptions) -> None:
+    """Refuse a plan that cannot be run with all its ranks here, before any process starts.
+
+    Raises:
+        UnsupportedError: the runtime does not execute it.
+        PlanError: it is malformed.
+        InfeasibleError: it does not fit the ranks' memory, or that of this machine.
+    """
+    ledgers = check_plan(plan, options)
+    if options.device is Device.CPU:
+        check_host_memory(ledgers)
+
+
+def check_plan(plan: ShardingPlan, options: RunOptions) -> tuple[RankLedger, ...]:
+    """Refuse a plan that cannot be run anywhere.
+
+    Returns:
+        The memory ledger of every rank.
 
     Raises:
         UnsupportedError: the runtime does not execute it.
@@ -24,7 +42,7 @@ def check_plan(plan: ShardingPlan, options: RunOptions) -> None:
     from autoshard.validate import validate_plan
 
     check_plan_supported(plan, options.device)
-    validate_plan(plan)
+    return validate_plan(plan)
 
 
 def run_plan(
@@ -46,8 +64,8 @@ def run_plan(
         AutoshardError: the plan cannot be run, or a rank failed; see `WorkerGroup.run`.
     """
     options = options or RunOptions()
-    check_plan(plan, options)
-    with _group_for(plan, options, pin_cores) as group:
+    check_plan_here(plan, options)
+    with group_for(plan, options, pin_cores) as group:
         return _first(group.run(execute_plan, plan, options, progress=progress))
 
 
@@ -100,9 +118,9 @@ def run_plans(
             remedy="run them in one call per world size",
         )
     for plan in plans:
-        check_plan(plan, options)
+        check_plan_here(plan, options)
     runs: list[PlanRun] = []
-    with _group_for(plans[0], options, pin_cores) as group:
+    with group_for(plans[0], options, pin_cores) as group:
         for pass_index in range(passes):
             for plan_index in _order(len(plans), schedule, options.seed, pass_index):
                 result = _first(
@@ -128,7 +146,8 @@ def _order(num_plans: int, schedule: Sequence[int] | None, seed: int, pass_index
     return order
 
 
-def _group_for(plan: ShardingPlan, options: RunOptions, pin_cores: bool) -> WorkerGroup:
+def group_for(plan: ShardingPlan, options: RunOptions, pin_cores: bool = True) -> WorkerGroup:
+    """The local processes that run a plan, not yet started."""
     return WorkerGroup(
         plan.topology.world_size,
         device=options.device,
@@ -141,4 +160,4 @@ def _first(results: list[RunResult]) -> RunResult:
     return results[0]
 
 
-__all__ = ["RankProcess", "check_plan", "run_plan", "run_plans"]
+__all__ = ["RankProcess", "check_plan", "check_plan_here", "group_for", "run_plan", "run_plans"]

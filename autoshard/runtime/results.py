@@ -13,6 +13,9 @@ from autoshard.runtime.collectives import DEFAULT_TIMEOUT_S
 from autoshard.runtime.ids import IdsMode, parse_ids_mode
 from autoshard.runtime.timing import StepTimings
 
+#: What a pipelined run measures.
+TERMLESS_TIMINGS = ("num_steps", "wall_ms", "wall_ms_p25", "wall_ms_p75")
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
@@ -32,6 +35,8 @@ class RunOptions:
     """Widths of the dense head's hidden layers."""
     num_distinct_batches: int = 8
     """Batches drawn per rank; longer runs use them in turn."""
+    pipelined: bool = False
+    """Distribute the next batch's ids while one is trained on."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "device", parse_device(self.device))
@@ -75,6 +80,8 @@ class RunResult:
     """Per rank, bytes of weights and optimizer state."""
     held_tables: tuple[tuple[str, ...], ...] = field(default=())
     """Per rank, the tables of which it held something."""
+    pipelined: bool = False
+    """Whether steps overlapped: then only their wall times were measured, no terms."""
 
     @property
     def cost(self) -> StepCost:
@@ -83,8 +90,11 @@ class RunResult:
 
     def to_json(self) -> dict[str, Any]:
         """The result as a plain dictionary."""
+        timings = self.timings.to_json()
+        if self.pipelined:
+            timings = {name: timings[name] for name in TERMLESS_TIMINGS}
         return {
-            **self.timings.to_json(),
+            **timings,
             "losses": list(self.losses),
             "stopped_early": self.stopped_early,
             "unused_batches": list(self.unused_batches),

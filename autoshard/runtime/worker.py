@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
+from torch import nn
 
 from autoshard.errors import InputError, UnsupportedError
 from autoshard.plan import ShardingPlan
@@ -19,9 +20,15 @@ from autoshard.runtime.collectives import Collectives
 from autoshard.runtime.data import SyntheticBatches
 from autoshard.runtime.dense import DenseHead
 from autoshard.runtime.embeddings import ShardedEmbeddings
-from autoshard.runtime.loop import PlainLoop
+from autoshard.runtime.loop import PlainLoop, TrainingLoop
+from autoshard.runtime.pipelined_loop import PipelinedLoop
 from autoshard.runtime.results import RunOptions, RunResult
 from autoshard.runtime.timing import StepRecord, combine_records
+from autoshard.runtime.together import each
+
+#: Time limit of what may take ranks very different times: building tables, reading data,
+#: writing checkpoints. A rank that dies meanwhile is noticed at once.
+PATIENT_TIMEOUT_S = 1800.0
 
 
 @dataclass
@@ -33,6 +40,32 @@ class RankProcess:
     """Whether there are more ranks than cores."""
     report: Callable[[str], None]
     """Sends a line of progress to the launcher."""
+    _groups: dict[str, Collectives] = field(default_factory=dict)
+
+    def input_collectives(self) -> Collectives:
+        """For distributing the input in another thread; every rank must ask for it.
+
+        Raises:
+            CollectiveError: other ranks did not, within the time limit.
+        """
+        return self._group("input", self.collectives)
+
+    def patient_collectives(self) -> Collectives:
+        """For work that takes ranks different times; every rank must ask for it.
+
+        Raises:
+            CollectiveError: other ranks did not, within the time limit.
+        """
+        own = self.collectives
+        timeout_s = max(own.timeout_s, PATIENT_TIMEOUT_S)
+        patient = Collectives(own.rank, own.world_size, device=own.device, timeout_s=timeout_s)
+        return self._group("patient", patient)
+
+    def _group(self, name: str, like: Collectives) -> Collectives:
+        # One of each for as long as the process lives: many plans may be run in it.
+        if name not in self._groups:
+            self._groups[name] = like.new_group()
+        return self._groups[name]
 
     @property
     def rank(self) -> int:
@@ -66,7 +99,18 @@ def execute_plan(process: RankProcess, plan: ShardingPlan, options: RunOptions) 
     """
     collectives = process.collectives
     process.report("building")
-    embeddings = ShardedEmbeddings(plan, collectives, ids_mode=options.ids_mode, seed=options.seed)
+    input_collectives = process.input_collectives() if options.pipelined else None
+    embeddings = each(
+        process.patient_collectives(),
+        "building the tables",
+        lambda: ShardedEmbeddings(
+            plan,
+            collectives,
+            input_collectives=input_collectives,
+            ids_mode=options.ids_mode,
+            seed=options.seed,
+        ),
+    )
     head = DenseHead(embeddings.output_dims, hidden=options.hidden, seed=options.seed)
     head.to(collectives.device)
     optimizer = torch.optim.SGD(head.parameters(), lr=plan.training.learning_rate)
@@ -78,7 +122,7 @@ def execute_plan(process: RankProcess, plan: ShardingPlan, options: RunOptions) 
         num_distinct=options.num_distinct_batches,
     )
     total = options.warmup_steps + options.num_steps
-    loop = PlainLoop(embeddings, head, optimizer, collectives)
+    loop = make_loop(embeddings, head, optimizer, collectives, pipelined=options.pipelined)
     done = loop.train_steps(
         batches,
         num_steps=options.num_steps,
@@ -101,7 +145,20 @@ def execute_plan(process: RankProcess, plan: ShardingPlan, options: RunOptions) 
     # Tables are large: the next plan must not find this one's still there.
     del loop, optimizer, head, embeddings, batches
     gc.collect()
-    return _combined(gathered, offsets, process.oversubscribed)
+    return _combined(gathered, offsets, process.oversubscribed, options.pipelined)
+
+
+def make_loop(
+    embeddings: ShardedEmbeddings,
+    dense: nn.Module,
+    dense_optimizer: torch.optim.Optimizer,
+    collectives: Collectives,
+    *,
+    pipelined: bool,
+) -> TrainingLoop:
+    """The plain or the pipelined loop; the latter needs input collectives of its own."""
+    kind = PipelinedLoop if pipelined else PlainLoop
+    return kind(embeddings, dense, dense_optimizer, collectives)
 
 
 @dataclass
@@ -115,7 +172,9 @@ class _RankReport:
     held_tables: tuple[str, ...]
 
 
-def _combined(reports: list[_RankReport], offsets: list[int], oversubscribed: bool) -> RunResult:
+def _combined(
+    reports: list[_RankReport], offsets: list[int], oversubscribed: bool, pipelined: bool
+) -> RunResult:
     if not reports[0].records:
         raise InputError(
             "the data ended before the first timed step",
@@ -135,4 +194,5 @@ def _combined(reports: list[_RankReport], offsets: list[int], oversubscribed: bo
         num_out_of_range=tuple(report.num_out_of_range for report in reports),
         allocated_bytes=tuple(report.allocated_bytes for report in reports),
         held_tables=tuple(report.held_tables for report in reports),
+        pipelined=pipelined,
     )

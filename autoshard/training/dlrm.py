@@ -1,5 +1,7 @@
-"""DLRM: the dense layers of "Deep Learning Recommendation Model for Personalization and
-Recommendation Systems" (Naumov et al., 2019, arXiv:1906.00091), on top of sharded tables.
+"""DLRM, the model that is trained on top of sharded tables: its dense layers.
+
+Naumov et al., "Deep Learning Recommendation Model for Personalization and Recommendation
+Systems", 2019, arXiv:1906.00091.
 
     numeric features ─► bottom MLP ─┐
     pooled outputs ─► projections ──┴─► pairwise dot products ─► top MLP ─► logit
@@ -135,8 +137,7 @@ class DLRM(nn.Module):
         return bottom_BD
 
     def _initialize(self, seed: int) -> None:
-        """As in facebookresearch/dlrm: normal, with variance 2 / (in + out) and, for biases,
-        1 / out."""
+        """Normal, as in facebookresearch/dlrm: variance 2 / (in + out), of biases 1 / out."""
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             if self.bottom_vector_D is not None:
