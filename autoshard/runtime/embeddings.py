@@ -35,6 +35,7 @@ from autoshard.runtime.sharding import (
 )
 from autoshard.runtime.timing import Phase
 from autoshard.tables import PoolingType
+from autoshard.validate import check_shards
 
 
 @dataclass(eq=False)
@@ -75,8 +76,9 @@ class ShardedEmbeddings(nn.Module):
 
         Raises:
             UnsupportedError: the runtime does not execute the plan.
-            PlanError: the plan is for another number of ranks.
-            CollectiveError: another rank was given another plan.
+            PlanError: the plan is for another number of ranks, or the shards of a table do
+                not tile it.
+            CollectiveError: another rank was given another plan, seed or ids_mode.
         """
         super().__init__()
         check_plan_supported(plan, Device(collectives.device.type))
@@ -86,8 +88,12 @@ class ShardedEmbeddings(nn.Module):
                 got=f"{collectives.world_size} processes",
                 allowed=f"{plan.topology.world_size}, the plan's world_size",
             )
+        for entry in plan.tables:
+            check_shards(entry, plan.topology)
         self.layout = layout_of(plan)
         collectives.check_equal("plan", self.layout.signature)
+        collectives.check_equal("seed", seed)
+        collectives.check_equal("ids_mode", list(IdsMode).index(ids_mode))
         self.ids_mode = ids_mode
         self._collectives = collectives
         self._input_collectives = input_collectives or collectives
@@ -315,7 +321,7 @@ class ShardedEmbeddings(nn.Module):
             ]
             for entry, divisor_B1 in self._mean_divisors(step):
                 pooled[entry].div_(divisor_B1)
-        return pooled
+            return [_alias(output) for output in pooled]
 
     def _backward(self, step: StepInput, gradients: tuple[Tensor, ...]) -> None:
         # The methods divide by the number of ranks: the loss is the mean over ranks of each
@@ -351,6 +357,14 @@ class ShardedEmbeddings(nn.Module):
         if needed:
             return collectives.exchange(phase, dtype, parcels)
         return [Received([parcel.send] * self._world_size) for parcel in parcels]
+
+
+def _alias(tensor: Tensor) -> Tensor:
+    """The same memory, but no view to autograd, so that a caller may change it in place."""
+    alias = tensor.new_empty(0)
+    return alias.set_(
+        tensor.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride()
+    )
 
 
 class _FusedLookup(torch.autograd.Function):
