@@ -66,7 +66,10 @@ class PlacementTask:
     capacity_bytes_R: IntArray
     base_encoding_D: FloatArray
     base_alone_ms_P: FloatArray
+    replica_ids_bytes: float
+    """What every rank sends each other rank of its replicas' ids."""
     replica_bytes: float
+    """What every rank sends each other rank of its replicas' gradients."""
 
     @property
     def num_slices(self) -> int:
@@ -159,6 +162,7 @@ def prepare_task(
         base_alone_ms_P=cost_model.compute_ms(
             base_D[None], np.array([len(replicas)], dtype=np.int64)
         )[0],
+        replica_ids_bytes=float(sum(load.send_ids_bytes_per_peer for load in replica_loads)),
         replica_bytes=float(sum(load.send_replica_bytes_per_peer for load in replica_loads)),
     )
 
@@ -204,6 +208,7 @@ class PlacementState:
         self.ids_bytes_NR: FloatArray = np.zeros((num, self.max_ranks))
         self.output_bytes_NR: FloatArray = np.zeros((num, self.max_ranks))
         self.compute_ms_NRP: FloatArray = np.zeros((num, self.max_ranks, 2))
+        self.replica_ids_bytes_N: FloatArray = np.zeros(num)
         self.replica_bytes_N: FloatArray = np.zeros(num)
         self.ranks: list[list[int]] = [[] for _ in range(num)]
         for index, task in enumerate(tasks):
@@ -228,6 +233,7 @@ class PlacementState:
         self.compute_ms_NRP[index] = np.where(
             self.exists_NR[index][:, None], task.base_alone_ms_P, 0.0
         )
+        self.replica_ids_bytes_N[index] = task.replica_ids_bytes
         self.replica_bytes_N[index] = task.replica_bytes
         self.ranks[index] = []
 
@@ -269,7 +275,7 @@ class PlacementState:
         fwd_comms, bwd_comms = comms_ms(
             self.cost_model,
             self.world_size_N,
-            self._peer_bytes(self.ids_bytes_NR),
+            self._peer_bytes(self.ids_bytes_NR).plus(self.replica_ids_bytes_N, self.world_size_N),
             self._peer_bytes(self.output_bytes_NR),
             self.replica_bytes_N,
         )
@@ -298,10 +304,12 @@ class PlacementState:
                 axis=-1,
             ),
         )
+        world_size = np.repeat(self.world_size_N, ranks)
+        ids = self._candidate_peer_bytes(self.ids_bytes_NR, self._current("ids_bytes_S"))
         fwd_comms, bwd_comms = comms_ms(
             self.cost_model,
-            np.repeat(self.world_size_N, ranks),
-            self._candidate_peer_bytes(self.ids_bytes_NR, self._current("ids_bytes_S")),
+            world_size,
+            ids.plus(np.repeat(self.replica_ids_bytes_N, ranks), world_size),
             self._candidate_peer_bytes(self.output_bytes_NR, self._current("output_bytes_S")),
             np.repeat(self.replica_bytes_N, ranks),
         )

@@ -1,8 +1,8 @@
 """Which all-to-alls a placement causes in one step, and how large they are.
 
-With per-peer bytes id_r (what each other rank sends rank r as ids), out_r (what rank r
-sends each other rank as pooled outputs) and rep (what every rank sends each other rank
-to keep replicas equal), a step over R ranks has
+With per-peer bytes id_r (what each other rank sends rank r as ids, for the slices there and
+for its replicas), out_r (what rank r sends each other rank as pooled outputs) and rep (what
+every rank sends each other rank of its replicas' gradients), a step over R ranks has
 
     ids        rank q sends Σ_{r≠q} id_r      and receives (R − 1)·id_q
     outputs    rank r sends (R − 1)·out_r     and receives Σ_{q≠r} out_q
@@ -42,6 +42,14 @@ class PeerBytes:
             total_N=bytes_NR.sum(axis=-1),
             largest_N=bytes_NR.max(axis=-1),
             smallest_N=bytes_NR.min(axis=-1),
+        )
+
+    def plus(self, bytes_N: FloatArray, world_size_N: NDArray[np.int64]) -> PeerBytes:
+        """The same with `bytes_N` more on every rank, as replicas bring them."""
+        return PeerBytes(
+            total_N=self.total_N + bytes_N * world_size_N,
+            largest_N=self.largest_N + bytes_N,
+            smallest_N=self.smallest_N + bytes_N,
         )
 
 

@@ -91,7 +91,7 @@ class _Placement:
             self.encoding_RD[rank] = task.base_encoding_D + task.encoding_SD[held].sum(axis=0)
             self.num_R[rank] = len(task.replicas) + len(held)
             self.free_R[rank] = task.capacity_bytes_R[rank] - task.memory_bytes_S[held].sum()
-            self.ids_R[rank] = task.ids_bytes_S[held].sum()
+            self.ids_R[rank] = task.replica_ids_bytes + task.ids_bytes_S[held].sum()
             self.output_R[rank] = task.output_bytes_S[held].sum()
 
     def _objective_now(self) -> float:
