@@ -129,11 +129,14 @@ def cost_by_hand(held: Held) -> tuple[list[float], list[float], float, float]:
         for slice_ in held[b]:
             table = slice_.table
             bags = BATCH_SIZE * table.num_features
-            cols = math.ceil(slice_.num_cols / 4) * 4
             if slice_.sharding_type is ShardingType.DATA_PARALLEL:
                 lookups = bags * table.pooling_factor
                 unique = slice_.num_rows * (1 - math.exp(-lookups / slice_.num_rows))
-                replicas[a][b] += unique * (8 + 4 * cols)
+                by_row = unique * (8 + 4 * slice_.num_cols)
+                of_ids = bags * 8 + lookups * (12 if table.weighted else 8)
+                by_bag = bags * 4 * slice_.num_cols
+                ids[a][b] += of_ids if of_ids + by_bag < by_row else 0.0
+                replicas[a][b] += by_bag if of_ids + by_bag < by_row else by_row
                 continue
             lookups = bags * table.pooling_factor * slice_.num_rows / table.num_embeddings
             ids[a][b] += bags * 8 + lookups * (12 if table.weighted else 8)

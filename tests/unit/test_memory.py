@@ -75,5 +75,6 @@ def test_replicas_are_counted_on_every_rank() -> None:
     ledgers = memory_ledger(problem_of(a), [[replica], [replica]])
     assert ledgers[0].lines_bytes == ledgers[1].lines_bytes
     assert ledgers[0].lines_bytes["weights"] == 1600
-    # 50 rows in 10 lookups: 50 · (1 − e^−0.2) = 9.0635 rows of 8 + 32 bytes, rounded up; × 2 ranks.
-    assert ledgers[0].lines_bytes["replicas"] == 363 * 2
+    # 5 bags with 8 + 2 · 8 bytes of ids and 32 of gradients are less than the touched rows,
+    # 50 · (1 − e^−0.2) = 9.0635 of 8 + 32 bytes; sent to and received from 2 ranks.
+    assert ledgers[0].lines_bytes["replicas"] == 5 * 56 * 2 * 2

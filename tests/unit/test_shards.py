@@ -103,15 +103,22 @@ def test_half_of_the_columns_serves_all_lookups() -> None:
     assert load.send_output_bytes_per_peer == 10 * 4 * 4
 
 
-def test_a_replica_sees_its_own_samples_and_exchanges_touched_rows() -> None:
+def test_a_replica_sees_its_own_samples_and_exchanges_bags_where_rows_are_many() -> None:
     replica = ShardSlice.whole(table(), ShardingType.DATA_PARALLEL)
     load = shard_load(replica, TRAINING, world_size=4)
     assert (load.batch_samples, load.lookups) == (10, 30.0)
-    assert load.send_ids_bytes_per_peer == load.send_output_bytes_per_peer == 0
-    # 100 equally likely rows in 30 lookups: 100 · (1 − e^−0.3) = 25.9182 rows of 8 + 32 bytes.
+    assert load.send_output_bytes_per_peer == 0
+    # 100 equally likely rows in 30 lookups: 100 · (1 − e^−0.3) = 25.9182 rows of 8 + 32 bytes,
+    # more than 10 bags with 8 + 3 · 8 bytes of ids and 32 bytes of gradients each.
     assert load.unique_rows == pytest.approx(25.91817793)
-    assert load.send_replica_bytes_per_peer == pytest.approx(25.91817793 * 40)
-    assert load.replica_bytes == 1037 * 4
+    assert load.send_ids_bytes_per_peer == 320
+    assert load.send_replica_bytes_per_peer == 320
+    assert load.replica_bytes == 2 * 640 * 4  # sent to and received from 4 ranks
+    few = ShardSlice.whole(table(num_embeddings=9), ShardingType.DATA_PARALLEL)
+    by_row = shard_load(few, TRAINING, world_size=4)
+    # 9 rows in 30 lookups: 9 · (1 − e^(−30/9)) = 8.6789 of 40 bytes.
+    assert by_row.send_ids_bytes_per_peer == 0
+    assert by_row.send_replica_bytes_per_peer == pytest.approx(8.67893 * 40, rel=1e-5)
     alone = shard_load(replica, TRAINING, world_size=1)
     assert alone.replica_bytes == alone.send_replica_bytes_per_peer == 0
 

@@ -43,9 +43,16 @@ def simulate(
                 lookups = batch * table.pooling_factor * len(table.feature_names)
                 rows = table.num_embeddings
                 touched = rows * (1 - np.exp(-lookups / rows))
-                cols = -(-slice_.num_cols // 4) * 4
+                bags = batch * len(table.feature_names)
+                by_row = touched * (8 + 4 * slice_.num_cols)
+                ids = bags * 8 + lookups * (12 if table.weighted else 8)
+                by_bag = bags * 4 * slice_.num_cols
                 for other in range(ranks):
-                    sent["replicas"][owner, other] += touched * (8 + 4 * cols)
+                    if ids + by_bag < by_row:
+                        sent["ids"][owner, other] += ids
+                        sent["replicas"][owner, other] += by_bag
+                    else:
+                        sent["replicas"][owner, other] += by_row
                 continue
             for source in range(ranks):
                 for _feature in table.feature_names:
@@ -72,19 +79,22 @@ def tables() -> list[Table]:
             weighted=True,
         ),
         Table(name="c", num_embeddings=64, embedding_dim=12, pooling_factor=4.0),
-        Table(name="d", num_embeddings=30, embedding_dim=6, pooling_factor=1.0),
+        Table(name="d", num_embeddings=3, embedding_dim=6, pooling_factor=2.0),
+        Table(name="e", num_embeddings=900, embedding_dim=6, pooling_factor=7.0),
     ]
 
 
 def placements(ranks: int) -> dict[str, list[list[ShardSlice]]]:
-    a, b, c, d = tables()
+    a, b, c, d, e = tables()
     empty: list[list[ShardSlice]] = [[] for _ in range(ranks)]
     together = [list(r) for r in empty]
     together[ranks - 1] = [ShardSlice.whole(t) for t in (a, b, c, d)]
     spread = [list(r) for r in empty]
     for index, table in enumerate((a, b, c, d)):
         spread[index % ranks].append(ShardSlice.whole(table))
-    split = [[ShardSlice.whole(d, ShardingType.DATA_PARALLEL)] for _ in range(ranks)]
+    split = [
+        [ShardSlice.whole(t, ShardingType.DATA_PARALLEL) for t in (d, e)] for _ in range(ranks)
+    ]
     split[0].append(ShardSlice(a, ShardingType.ROW_WISE, 0, 0, 25, 8))
     split[-1].append(ShardSlice(a, ShardingType.ROW_WISE, 25, 0, 75, 8))
     split[0].append(ShardSlice(c, ShardingType.COLUMN_WISE, 0, 0, 64, 4))
