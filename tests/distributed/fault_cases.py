@@ -28,7 +28,7 @@ def at_phase(collectives: Collectives, phase: Phase, step: int, act: Callable[[]
             act()
         return exchange(entered, *arguments, **named)
 
-    collectives.exchange = acting  # type: ignore[method-assign]
+    collectives.exchange = acting  # type: ignore[method-assign, assignment]
 
 
 def _die() -> None:

@@ -67,6 +67,21 @@ def make_plan(
     return plan
 
 
+def two_table_case(kinds: Sequence[Kind], bags: list[list[list[list[int]]]]) -> Case:
+    """Tables `large` (50 rows) and `small` (5 rows) look up feature `f`; `bags[rank][step]`."""
+    tables = [
+        Table(name=n, num_embeddings=r, embedding_dim=4, pooling_factor=1, feature_names=("f",))
+        for n, r in (("large", 50), ("small", 5))
+    ]
+    batches = [[ReferenceBatch({"f": step}, {}) for step in own] for own in bags]
+    return Case(
+        make_plan(tables, kinds, len(bags)),
+        batches,
+        {"large/f": torch.ones(4), "small/f": torch.full((4,), 2.0)},
+        {"large": torch.zeros(50, 4), "small": torch.zeros(5, 4)},
+    )
+
+
 def random_table(
     rng: random.Random,
     index: int,

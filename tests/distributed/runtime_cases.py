@@ -78,7 +78,7 @@ class CoefficientLoss(nn.Module):
     def forward(self, pooled: dict[str, Tensor], batch: TrainingBatch) -> DenseOutput:
         self.outputs.append({self._names[n]: v.detach().clone() for n, v in pooled.items()})
         size = max(1, batch.sparse.batch_size)
-        loss = torch.zeros(())
+        loss = 0 * self._parameter.sum()
         for name, value in pooled.items():
             loss = loss + (value * self._coefficients[self._names[name]]).sum() / size
             if "quadratic" in self._coefficients:
@@ -186,3 +186,8 @@ def run_ranks(
     if world_size == 1:
         return [function(alone(), *arguments)]
     return groups[world_size].run(function, *arguments)
+
+
+def per_case(ranks: Sequence[Sequence[Outcome]]) -> list[list[Outcome]]:
+    """What every rank has, per case, from what every case gave, per rank."""
+    return [list(of_case) for of_case in zip(*ranks, strict=True)]

@@ -91,6 +91,10 @@ def train_on_one_output(process: RankProcess, cases: Sequence[Case], used: str) 
     return outcomes
 
 
+def total_of(pooled: dict[str, Tensor]) -> Tensor:
+    return torch.stack([value.sum() for value in pooled.values()]).sum()
+
+
 def end_of_data(process: RankProcess, cases: Sequence[Case]) -> list[list[bool]]:
     """Per case, whether each `input_dist` gave a step; this rank's last one says `None`."""
     ran = []
@@ -104,9 +108,7 @@ def end_of_data(process: RankProcess, cases: Sequence[Case]) -> list[list[bool]]
             steps.append(step is not None)
             if step is None:
                 break
-            torch.stack(
-                [value.sum() for value in embeddings.lookup(step).values()]
-            ).sum().backward()
+            total_of(embeddings.lookup(step)).backward()
         ran.append(steps)
     return ran
 
@@ -118,7 +120,7 @@ def misuse(process: RankProcess, cases: Sequence[Case]) -> list[list[str]]:
         embeddings = build(process, case)
         step = embeddings.input_dist(to_batch(case.batches[process.rank][0], case).sparse)
         assert step is not None
-        total = torch.stack([value.sum() for value in embeddings.lookup(step).values()]).sum()
+        total = total_of(embeddings.lookup(step))
         total.backward(retain_graph=True)
         again = [lambda: embeddings.lookup(step), lambda: total.backward()]  # noqa: B023
         messages.append([message_of(function) for function in again])
@@ -131,3 +133,61 @@ def one_rank_without_gradients(process: RankProcess, case: Case) -> str:
     batch = to_batch(case.batches[process.rank][0], case).sparse
     with torch.set_grad_enabled(process.rank != 0):
         return message_of(lambda: embeddings(batch))
+
+
+def train_at_other_rates(
+    process: RankProcess, cases: Sequence[Case], rates: Sequence[float]
+) -> list[Outcome]:
+    """Each step uses the learning rate of its position."""
+    outcomes = []
+    recorder = process.collectives.recorder
+    for case in cases:
+        embeddings = build(process, case)
+        dense = CoefficientLoss(case.plan, case.coefficients)
+        for step, (given, rate) in enumerate(zip(case.batches[process.rank], rates, strict=True)):
+            recorder.start_step(step)
+            embeddings.set_learning_rate(rate)
+            batch = to_batch(given, case)
+            dense(embeddings(batch.sparse), batch).loss.backward()
+        outcomes.append(outcome_of(embeddings, [], dense.outputs, recorder))
+    return outcomes
+
+
+def infer_and_train(process: RankProcess, cases: Sequence[Case]) -> list[Outcome]:
+    """The first batch is looked up in inference mode, then all are trained on."""
+    outcomes = []
+    recorder = process.collectives.recorder
+    for case in cases:
+        embeddings = build(process, case)
+        dense = CoefficientLoss(case.plan, case.coefficients)
+        batches = [to_batch(batch, case) for batch in case.batches[process.rank]]
+        recorder.start_step(0)
+        with torch.inference_mode():
+            inferred = {n: v.clone() for n, v in embeddings(batches[0].sparse).items()}
+        losses = []
+        for step, batch in enumerate(batches):
+            recorder.start_step(step)
+            pooled = embeddings(batch.sparse)
+            if step == 0:
+                assert all(torch.equal(v, inferred[n]) for n, v in pooled.items())
+            loss = dense(pooled, batch).loss
+            loss.backward()
+            losses.append(float(loss.detach()))
+        outcomes.append(outcome_of(embeddings, losses, dense.outputs, recorder))
+    return outcomes
+
+
+def train_on_doubled_outputs(process: RankProcess, cases: Sequence[Case]) -> list[Outcome]:
+    """Outputs are doubled in place before the loss."""
+    outcomes = []
+    recorder = process.collectives.recorder
+    for case in cases:
+        embeddings = build(process, case)
+        dense = CoefficientLoss(case.plan, case.coefficients)
+        for step, given in enumerate(case.batches[process.rank]):
+            recorder.start_step(step)
+            batch = to_batch(given, case)
+            pooled = {name: value.mul_(2) for name, value in embeddings(batch.sparse).items()}
+            dense(pooled, batch).loss.backward()
+        outcomes.append(outcome_of(embeddings, [], dense.outputs, recorder))
+    return outcomes

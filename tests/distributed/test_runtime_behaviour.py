@@ -1,9 +1,8 @@
-"""Bad ids, empty and malformed batches, evaluation: every sharding type alike, on all ranks."""
+"""Bad ids, empty and odd batches: every sharding type alike, on all ranks."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 
 import pytest
 import torch
@@ -11,9 +10,8 @@ import torch
 from autoshard.problem import Optimizer
 from autoshard.runtime.group import WorkerGroup
 from autoshard.runtime.ids import IdsMode
-from autoshard.shards import ShardingType
 from autoshard.tables import PoolingType, Table
-from tests.distributed import runtime_cases, step_cases
+from tests.distributed import runtime_cases
 from tests.distributed.equality_checks import assembled, check_equal
 from tests.distributed.model_cases import (
     CPU_OPTIMIZERS,
@@ -21,30 +19,12 @@ from tests.distributed.model_cases import (
     make_plan,
     random_case,
     reference_of,
+    two_table_case,
 )
-from tests.distributed.runtime_cases import Case, Outcome, run_ranks
+from tests.distributed.runtime_cases import Case, per_case, run_ranks
 from tests.reference_trainer import ReferenceBatch
 
 Groups = dict[int, WorkerGroup]
-
-
-def two_table_case(kinds: Sequence[str | ShardingType], bags: list[list[list[list[int]]]]) -> Case:
-    """Tables `large` (50 rows) and `small` (5 rows) look up feature `f`; `bags[rank][step]`."""
-    tables = [
-        Table(name=n, num_embeddings=r, embedding_dim=4, pooling_factor=1, feature_names=("f",))
-        for n, r in (("large", 50), ("small", 5))
-    ]
-    batches = [[ReferenceBatch({"f": step}, {}) for step in own] for own in bags]
-    return Case(
-        make_plan(tables, kinds, len(bags)),
-        batches,
-        {"large/f": torch.ones(4), "small/f": torch.full((4,), 2.0)},
-        {"large": torch.zeros(50, 4), "small": torch.zeros(5, 4)},
-    )
-
-
-def per_case(ranks: list[list[Outcome]]) -> list[list[Outcome]]:
-    return [list(of_case) for of_case in zip(*ranks, strict=True)]
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
@@ -208,67 +188,3 @@ def test_weights_that_are_not_numbers_stay_in_their_bags(
         assert outcomes[0].outputs[0]["t/t"].isnan().tolist() == [[False] * 3, [True] * 3]
         assert weights.isnan().any(1).tolist() == [False, False, True, False, False, False]
         torch.testing.assert_close(weights, trainer.tables["t"].weights, equal_nan=True)
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 4])
-def test_evaluation_between_steps_changes_nothing(groups: Groups, world_size: int) -> None:
-    cases = [
-        random_case(random.Random(f"eval/{kind.value}"), world_size, optimizer, kinds=[kind])
-        for kind, optimizer in zip(SHARDING_TYPES, CPU_OPTIMIZERS * 2, strict=True)
-    ]
-    ranks = run_ranks(groups, world_size, step_cases.train_and_evaluate, cases)
-    for case, of_ranks in zip(cases, zip(*ranks, strict=True), strict=True):
-        check_equal(case, [outcome for outcome, _, _ in of_ranks])
-        for outcome, evaluated, wants_gradient in of_ranks:
-            assert not wants_gradient
-            for trained, looked_up in zip(outcome.outputs, evaluated, strict=True):
-                for name, value in trained.items():
-                    torch.testing.assert_close(looked_up[name], value, rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_ids_may_be_sent_ahead(groups: Groups, world_size: int) -> None:
-    cases = [
-        random_case(random.Random(f"ahead/{kind.value}"), world_size, optimizer, kinds=[kind])
-        for kind, optimizer in zip(SHARDING_TYPES, CPU_OPTIMIZERS * 2, strict=True)
-    ]
-    ranks = run_ranks(groups, world_size, step_cases.train_with_ids_ahead, cases)
-    for case, outcomes in zip(cases, per_case(ranks), strict=True):
-        check_equal(case, outcomes)
-
-
-def test_outputs_that_no_loss_uses_get_no_update(groups: Groups) -> None:
-    """Only `small` enters the loss; the gradient of `large` is missing, not wrong."""
-    bags = [[[[1, 4], [2]]], [[[4]]]]
-    cases = [two_table_case([kind, kind], bags) for kind in SHARDING_TYPES]
-    ranks = groups[2].run(step_cases.train_on_one_output, cases, "f@small")
-    for case, outcomes in zip(cases, per_case(ranks), strict=True):
-        whole = assembled(case.plan, outcomes)
-        assert not whole["large"][0].any()
-        # Learning rate 1/4, 2 ranks; rank 0 has two samples: 1/16 each, rank 1's 1/8.
-        want = [0, -0.0625, -0.0625, 0, -0.1875]
-        assert whole["small"][0][:, 3].tolist() == want
-
-
-def test_input_dist_ends_at_the_shortest_rank(groups: Groups) -> None:
-    bags = [[[[1]]] * 3, [[[2]]] * 1, [[[0]]] * 2]
-    cases = [two_table_case([kind, kind], bags) for kind in SHARDING_TYPES]
-    for own in groups[3].run(step_cases.end_of_data, cases):
-        assert own == [[True, False]] * len(SHARDING_TYPES)
-
-
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_a_step_is_used_once(groups: Groups, world_size: int) -> None:
-    bags = [[[[1]]]] * world_size
-    cases = [two_table_case([kind, kind], bags) for kind in SHARDING_TYPES]
-    for own in run_ranks(groups, world_size, step_cases.misuse, cases):
-        for lookup, backward in own:
-            assert lookup == "InputError: a StepInput can be looked up only once"
-            assert backward == "InputError: the fused backward can run only once per step"
-
-
-def test_ranks_that_disagree_about_gradients_are_found_out(groups: Groups) -> None:
-    case = two_table_case(["0", "dp"], [[[[1]]], [[[1]]]])
-    messages = groups[2].run(step_cases.one_rank_without_gradients, case)
-    for rank, message in enumerate(messages):
-        assert f"rank {rank}, step 0: rank {1 - rank} runs another step" in message

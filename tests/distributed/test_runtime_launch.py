@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from autoshard.errors import InputError, PlanError, UnsupportedError
+from autoshard.errors import InputError, PlanError
 from autoshard.objective import CostSource, StepCost
 from autoshard.plan import ShardingPlan
 from autoshard.problem import Optimizer
 from autoshard.runtime.collectives import Collectives
-from autoshard.runtime.launch import run_plan, run_plans
+from autoshard.runtime.launch import run_plans
 from autoshard.runtime.results import RunOptions, RunResult
 from autoshard.runtime.worker import RankProcess, execute_plan
 from autoshard.tables import PoolingType, Table
@@ -127,14 +127,3 @@ def test_requests_that_make_no_sense_are_refused(
 ) -> None:
     with pytest.raises(error):
         run_plans(plans, **options)  # type: ignore[arg-type]
-
-
-def test_unsupported_plans_start_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    def started(*_: object, **__: object) -> None:
-        raise AssertionError("a process was started")
-
-    monkeypatch.setattr("autoshard.runtime.launch.WorkerGroup", started)
-    table = Table(name="a", num_embeddings=4, embedding_dim=4, pooling_factor=1)
-    plan = make_plan([table], ["0"], 1, Optimizer.ADAM)
-    with pytest.raises(UnsupportedError, match="adam"):
-        run_plan(plan)

@@ -106,8 +106,9 @@ def test_dense_layers_are_averaged_over_ranks(groups: Groups, world_size: int) -
 
 def _compare_dense(case: Case, outcomes: Sequence[loop_cases.LoopOutcome]) -> None:
     dims = layout_of(case.plan).output_dims
-    layers = [m for m in DenseHead(dims, hidden=(6,), seed=3).layers if hasattr(m, "weight")]
-    trainer = reference_of(case, [(m.weight.detach(), m.bias.detach()) for m in layers])
+    head = DenseHead(dims, hidden=(6,), seed=3)
+    layers = [layer for layer in head.layers if isinstance(layer, torch.nn.Linear)]
+    trainer = reference_of(case, [(layer.weight.detach(), layer.bias.detach()) for layer in layers])
     losses = [
         trainer.step([own[step] for own in case.batches], {})
         for step in range(len(case.batches[0]))
