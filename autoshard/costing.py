@@ -14,6 +14,9 @@ from autoshard.protocols import CostModel
 from autoshard.shards import ShardingType, ShardSlice, shard_load
 from autoshard.traffic import PeerBytes, comms_ms
 
+#: Two calls of a model that computes in float32 differ by less than this share.
+_ROUNDING = 1e-6
+
 
 def predict_step(
     problem: ShardingProblem,
@@ -70,25 +73,62 @@ def lower_bound_ms(
 ) -> float | None:
     """What every placement of these slices costs at least under the cost model.
 
-    Each of the four terms is bounded by itself: the compute terms by the model's own
-    bound over all placements, the all-to-alls by their total bytes, which no placement
-    changes. Replicas lie on every rank and are left out of the compute bound.
+    A step is the sum of four terms, so the sum of a bound of each is a bound of the step.
+    Let slices s lie on ranks r, and let every rank hold all replicas, whatever is decided.
+
+    * Compute: max_r of a phase is bounded by the model itself, over all placements of the
+      slices on top of the replicas' encodings (`CostModel.compute_lower_bound_ms`). Where a
+      rank's cost is φ · (overhead + Σ own) with own >= 0 and φ >= φ_min, each rank costs at
+      least φ_min · (overhead + Σ_replicas own + Σ_{s on r} own); the replicas' sum is the
+      same for all r and comes out of the maximum.
+    * All-to-alls of ids, outputs and gradients: a slice sends the same bytes wherever it
+      lies, and replicas' ids come from every rank, so the total is fixed, and
+      `CostModel.collective_lower_bound_ms` holds for every way to spread it.
+    * The all-to-all of the replicas' gradients does not depend on the placement at all: it
+      counts in full, less what float32 may differ by between two calls.
+
+    Without slices there is but one placement, which costs what it costs.
+
+    Args:
+        problem: tables, training and topology.
+        slices: what is placed; replicas once, or once for every rank.
+        cost_model: the model.
 
     Returns:
         The bound in ms, or None if the model has none.
     """
     training, world_size = problem.training, problem.topology.world_size
     placed = [s for s in slices if s.sharding_type is not ShardingType.DATA_PARALLEL]
+    by_name = {s.table.name: s for s in slices if s.sharding_type is ShardingType.DATA_PARALLEL}
+    replicas = list(by_name.values())
+    if not placed:
+        only = predict_step(problem, [replicas] * world_size, cost_model)
+        return only.step_ms * (1 - _ROUNDING)
+    base_D = None
+    if replicas:
+        base_D = cost_model.encode(shard_features(replicas, training, world_size)).sum(axis=0)
     encoding_SD = cost_model.encode(shard_features(placed, training, world_size))
-    compute_P = cost_model.compute_lower_bound_ms(encoding_SD, world_size)
+    compute_P = cost_model.compute_lower_bound_ms(encoding_SD, world_size, base_D)
     if compute_P is None:
         return None
     loads = [shard_load(slice_, training, world_size) for slice_ in placed]
+    everywhere = [shard_load(replica, training, world_size) for replica in replicas]
     peers = world_size - 1
-    total_ids = peers * sum(load.send_ids_bytes_per_peer for load in loads)
+    total_ids = peers * (
+        sum(load.send_ids_bytes_per_peer for load in loads)
+        + world_size * sum(load.send_ids_bytes_per_peer for load in everywhere)
+    )
     total_output = peers * sum(load.send_output_bytes_per_peer for load in loads)
     ids_ms = cost_model.collective_lower_bound_ms(total_ids, world_size)
     output_ms = cost_model.collective_lower_bound_ms(total_output, world_size)
     if ids_ms is None or output_ms is None:
         return None
-    return float(compute_P.sum() + ids_ms + 2 * output_ms)
+    nothing = PeerBytes.of(np.zeros((1, world_size)))
+    _, replicas_ms = comms_ms(
+        cost_model,
+        np.array([world_size]),
+        nothing,
+        nothing,
+        np.array([sum(load.send_replica_bytes_per_peer for load in everywhere)], dtype=np.float64),
+    )
+    return float(compute_P.sum() + ids_ms + 2 * output_ms + replicas_ms[0] * (1 - _ROUNDING))

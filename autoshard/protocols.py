@@ -64,8 +64,16 @@ class CostModel(Protocol):
             float64 [N], >= 0; 0 where nothing is sent or one rank is alone.
         """
 
-    def compute_lower_bound_ms(self, encoding_SD: FloatArray, world_size: int) -> FloatArray | None:
+    def compute_lower_bound_ms(
+        self, encoding_SD: FloatArray, world_size: int, base_D: FloatArray | None = None
+    ) -> FloatArray | None:
         """What max_r of each phase is at least, over all placements of these shards.
+
+        Args:
+            encoding_SD: the shards.
+            world_size: R >= 1.
+            base_D: sum of the encodings of what every rank holds besides, such as replicas;
+                None if there is nothing.
 
         Returns:
             float64 [2], forward and backward, or None if the model has no such bound.

@@ -119,17 +119,18 @@ class AnalyticCostModel:
         cost_N = self.latency_ms + np.maximum(sent_N, received_N) / self.bytes_per_ms
         return np.where((total_N > 0) & (world_size_N > 1), cost_N, 0.0)
 
-    def compute_lower_bound_ms(self, encoding_SD: FloatArray, world_size: int) -> FloatArray:
-        """The overhead of a rank in use plus `makespan_lower_bound`, float64 [2].
+    def compute_lower_bound_ms(
+        self, encoding_SD: FloatArray, world_size: int, base_D: FloatArray | None = None
+    ) -> FloatArray:
+        """The overhead of a rank in use, plus the base, plus `makespan_lower_bound`, float64 [2].
 
         With at least one shard, the rank that attains the makespan bound holds one, so its
-        cost is the overhead plus its sum.
+        cost is the overhead plus its sum; what every rank holds adds to that sum.
         """
-        if len(encoding_SD) == 0:
+        if len(encoding_SD) == 0 and base_D is None:
             return np.zeros(2)
-        return self._overhead + [
-            makespan_lower_bound(encoding_S, world_size) for encoding_S in encoding_SD.T
-        ]
+        makespan_P = [makespan_lower_bound(encoding_S, world_size) for encoding_S in encoding_SD.T]
+        return self._overhead + (0.0 if base_D is None else base_D) + makespan_P
 
     def collective_lower_bound_ms(self, total_bytes: float, world_size: int) -> float:
         """The busiest rank sends at least total_bytes / world_size."""

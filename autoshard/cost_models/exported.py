@@ -106,21 +106,25 @@ class ExportedCostModel:
         happens_N = (traffic_NC[:, 3] > 0) & (traffic_NC[:, 0] > 1)
         return np.where(happens_N, _call(self._collective, traffic_NC), 0.0)
 
-    def compute_lower_bound_ms(self, encoding_SD: FloatArray, world_size: int) -> FloatArray | None:
-        """The least factor times (overhead plus the makespan bound of the shards' own costs).
+    def compute_lower_bound_ms(
+        self, encoding_SD: FloatArray, world_size: int, base_D: FloatArray | None = None
+    ) -> FloatArray | None:
+        """The least factor times (overhead, base and the makespan bound of the own costs).
 
         A set's cost is φ · (overhead + Σ own) with φ >= φ_min by construction (it is clamped
         inside the program). The rank that attains the makespan bound of Σ own holds a shard,
-        so it pays the overhead too. None for networks without such a form.
+        so it pays the overhead too, and what every rank holds adds its own costs to each sum.
+        None for networks without such a form.
         """
         facts = self.config["compute_bound"]
         if facts is None:
             return None
-        if len(encoding_SD) == 0:
+        if len(encoding_SD) == 0 and base_D is None:
             return np.zeros(2)
+        base_P = np.zeros(2) if base_D is None else np.maximum(base_D[:2], 0.0)
+        own_SP = np.maximum(encoding_SD[:, :2], 0.0)
         least = [
-            phi
-            * (overhead + makespan_lower_bound(np.maximum(encoding_SD[:, phase], 0), world_size))
+            phi * (overhead + base_P[phase] + makespan_lower_bound(own_SP[:, phase], world_size))
             for phase, (phi, overhead) in enumerate(
                 zip(facts["phi_min"], facts["overhead_ms"], strict=True)
             )

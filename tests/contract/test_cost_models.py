@@ -113,22 +113,32 @@ def test_it_is_the_same_every_time_and_in_threads(model: CostModel) -> None:
             np.testing.assert_allclose(found, expected, rtol=RELATIVE)
 
 
+@pytest.mark.parametrize("num_everywhere", [0, 1, 3])
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_no_placement_is_below_the_compute_bound(model: CostModel, world_size: int) -> None:
+def test_no_placement_is_below_the_compute_bound(
+    model: CostModel, world_size: int, num_everywhere: int
+) -> None:
     for first in (0, 7, 14, 21):
         encoding_SD = model.encode(features_of(TABLES[first : first + 6]))
-        bound_P = model.compute_lower_bound_ms(encoding_SD, world_size)
+        everywhere = TABLES[first + 6 : first + 6 + num_everywhere]
+        base_D = model.encode(features_of(everywhere)).sum(axis=0) if everywhere else None
+        bound_P = model.compute_lower_bound_ms(encoding_SD, world_size, base_D)
         if bound_P is None:
             pytest.skip(f"{model.name} has no bound")
         best_P = np.full(2, np.inf)
         for ranks in itertools.product(range(world_size), repeat=len(encoding_SD)):
             sums_RD = np.zeros((world_size, encoding_SD.shape[1]))
+            sums_RD += 0.0 if base_D is None else base_D
             np.add.at(sums_RD, list(ranks), encoding_SD)
-            counts = np.bincount(ranks, minlength=world_size)
+            counts = np.bincount(ranks, minlength=world_size) + num_everywhere
             best_P = np.minimum(best_P, model.compute_ms(sums_RD, counts).max(axis=0))
         assert bound_P.shape == (2,)
         assert np.all(bound_P > 0)
         assert np.all(bound_P <= best_P)
+        if base_D is not None:
+            alone_P = model.compute_lower_bound_ms(encoding_SD, world_size)
+            assert alone_P is not None
+            assert np.all(bound_P > alone_P)
 
 
 def test_the_bound_of_no_shards_is_zero(model: CostModel) -> None:

@@ -28,9 +28,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, CostModel]:
     return {"analytic": AnalyticCostModel(), "network": load_cost_model(folder / MODEL_FOLDER)}
 
 
-def sliced() -> tuple[ShardingProblem, list[ShardSlice], ShardSlice]:
-    """Column halves, uneven row parts, two whole tables, and a replica."""
-    first, second, *rest = pool(5, seed=77)
+def sliced() -> tuple[ShardingProblem, list[ShardSlice], list[ShardSlice]]:
+    """Column halves, uneven row parts, two whole tables, and two tables to replicate."""
+    first, second, *rest = pool(6, seed=77)
     half, rows = first.embedding_dim // 2, second.num_embeddings // 3
     lower = second.num_embeddings - rows
     slices = [
@@ -45,26 +45,36 @@ def sliced() -> tuple[ShardingProblem, list[ShardSlice], ShardSlice]:
         topology=Topology.uniform(1, GIB),
         training=TrainingConfig(batch_size=64),
     )
-    return problem, slices, ShardSlice.whole(rest[2], ShardingType.DATA_PARALLEL)
+    return problem, slices, [ShardSlice.whole(t, ShardingType.DATA_PARALLEL) for t in rest[2:]]
 
 
 @pytest.mark.parametrize("name", ["analytic", "network"])
 @pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("num_replicas", [0, 1, 2])
 def test_no_step_is_below_its_bound(
-    models: dict[str, CostModel], name: str, world_size: int
+    models: dict[str, CostModel], name: str, world_size: int, num_replicas: int
 ) -> None:
-    alone, slices, replica = sliced()
+    alone, slices, tables = sliced()
+    model, replicas = models[name], tables[:num_replicas]
     problem = ShardingProblem(
         tables=alone.tables,
         topology=Topology.uniform(world_size, GIB),
         training=alone.training,
     )
-    bound = lower_bound_ms(problem, [*slices, *[replica] * world_size], models[name])
+    bound = lower_bound_ms(problem, [*slices, *replicas * world_size], model)
     assert bound is not None
+    assert bound == lower_bound_ms(problem, [*replicas, *slices], model)
     least = np.inf
     for ranks in itertools.product(range(world_size), repeat=len(slices)):
-        held = [[replica] for _ in range(world_size)]
+        held = [list(replicas) for _ in range(world_size)]
         for slice_, rank in zip(slices, ranks, strict=True):
             held[rank].append(slice_)
-        least = min(least, predict_step(problem, held, models[name]).step_ms)
+        least = min(least, predict_step(problem, held, model).step_ms)
     assert 0.3 * least < bound <= least * (1 + 1e-9)
+    if replicas:
+        # The exchange of their gradients counts in full, their work on top of the slices'.
+        without = lower_bound_ms(problem, slices, model)
+        only = predict_step(problem, [replicas] * world_size, model)
+        assert without is not None
+        assert bound >= without + only.bwd_comms_ms * (1 - 1e-5)
+        assert bound - only.bwd_comms_ms > without

@@ -195,8 +195,7 @@ def test_no_placement_costs_less_than_the_bound(seed: int) -> None:
     costs = [predict_step(problem, held, MODEL).step_ms for held in placements(slices, world_size)]
     assert bound is not None
     assert 0 <= bound <= min(costs) * (1 + 1e-12)
-    if not any(s.sharding_type is ShardingType.DATA_PARALLEL for s in slices):
-        assert bound > min(costs) / 3  # it says something
+    assert bound > min(costs) / 3  # it says something
 
 
 def test_the_bound_is_reached_where_equal_tables_balance() -> None:
@@ -218,15 +217,35 @@ def test_one_rank_is_its_own_bound() -> None:
     assert lower_bound_ms(problem, slices, MODEL) == pytest.approx(cost, rel=1e-9)
 
 
-def test_only_replicas_are_bounded_by_nothing() -> None:
-    (table,) = random_tables(1, np.random.default_rng(0))
-    replica = ShardSlice.whole(table, ShardingType.DATA_PARALLEL)
-    assert lower_bound_ms(problem_of([table], 2), [replica], MODEL) == 0.0
+def test_replicas_alone_are_their_own_bound() -> None:
+    problem = problem_of(random_tables(3, np.random.default_rng(1)), 3)
+    replicas = [ShardSlice.whole(t, ShardingType.DATA_PARALLEL) for t in problem.tables]
+    cost = predict_step(problem, [replicas] * 3, MODEL).step_ms
+    assert lower_bound_ms(problem, replicas, MODEL) == pytest.approx(cost, rel=1e-5)
+    assert lower_bound_ms(problem, [], MODEL) == 0.0
+
+
+def test_the_bound_is_reached_beside_replicas() -> None:
+    """Equal tables balance; everything that replicas cost is in the bound."""
+    tables = [
+        Table(name=f"e{i}", num_embeddings=100, embedding_dim=8, pooling_factor=4.0)
+        for i in range(8)
+    ]
+    problem = problem_of(tables, 3)
+    slices = [ShardSlice.whole(table) for table in tables[:6]]
+    replicas = [ShardSlice.whole(table, ShardingType.DATA_PARALLEL) for table in tables[6:]]
+    held = [[*slices[2 * rank : 2 * rank + 2], *replicas] for rank in range(3)]
+    balanced = predict_step(problem, held, MODEL).step_ms
+    for given in (replicas, replicas * 3):
+        bound = lower_bound_ms(problem, slices + given, MODEL)
+        assert bound is not None
+        assert bound == pytest.approx(balanced, rel=1e-5)
+        assert bound <= balanced
 
 
 def test_a_model_without_bounds_has_none() -> None:
     class Boundless(AnalyticCostModel):
-        def compute_lower_bound_ms(self, encoding_SD: np.ndarray, world_size: int) -> None:  # type: ignore[override]
+        def compute_lower_bound_ms(self, *_: object) -> None:  # type: ignore[override]
             return None
 
     (table,) = random_tables(1, np.random.default_rng(0))
