@@ -108,12 +108,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(run_command_line(arguments))
 
 
-def run_command_line(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code."""
+def run_command_line(
+    arguments: Sequence[str] | None = None, *, app: typer.Typer = app, name: str = "autoshard"
+) -> int:
+    """Run one command; returns the exit code.
+
+    Args:
+        arguments: without the program's name; those of the process by default.
+        app: whose commands; those of `autoshard` by default.
+        name: what the program is called in its help.
+    """
     try:
         code = app(
             args=None if arguments is None else list(arguments),
-            prog_name="autoshard",
+            prog_name=name,
             standalone_mode=False,
         )
     except AutoshardError as error:

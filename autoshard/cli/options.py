@@ -40,10 +40,19 @@ TablesArgument = Annotated[
 ]
 
 
-def integer_option(explanation: str, *, low: int, high: int | None = None) -> Any:
+def integer_option(
+    explanation: str, *names: str, low: int, high: int | None = None, panel: str | None = None
+) -> Any:
     """A `typer.Option` for a whole number from `low` to `high`, both included.
 
     Unlike typer's own, the same text is refused whatever version of typer is installed.
+
+    Args:
+        explanation: the help.
+        names: such as `--steps`; by default the parameter's own.
+        low: the smallest number.
+        high: the largest number; None for no limit.
+        panel: of the help, in which the option stands.
     """
     allowed = f"a whole number >= {low}" + ("" if high is None else f" and <= {high}")
 
@@ -56,14 +65,20 @@ def integer_option(explanation: str, *, low: int, high: int | None = None) -> An
             raise typer.BadParameter(f"{quoted(text)} is not {allowed}")
         return value
 
-    return typer.Option(parser=parse, metavar=f"INTEGER>={low}", help=explanation)
+    return typer.Option(
+        *names,
+        parser=parse,
+        metavar=f"INTEGER>={low}",
+        help=explanation,
+        rich_help_panel=panel,
+    )
 
 
 #: Longer waits than a month are mistakes, and overflow the system's clocks.
 MAX_SECONDS = 30 * 24 * 3600.0
 
 
-def seconds_option(explanation: str) -> Any:
+def seconds_option(explanation: str, *names: str) -> Any:
     """A `typer.Option` for a time limit in seconds, more than 0 and at most `MAX_SECONDS`."""
 
     def parse(text: str | float) -> float:
@@ -77,7 +92,7 @@ def seconds_option(explanation: str) -> Any:
             )
         return value
 
-    return typer.Option(parser=parse, metavar="SECONDS", help=explanation)
+    return typer.Option(*names, parser=parse, metavar="SECONDS", help=explanation)
 
 
 SharderOption = Annotated[str, typer.Option(metavar="NAME", help="What searches for the plan.")]

@@ -6,12 +6,17 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autoshard.errors import InputError
 from autoshard.files import write_atomically, write_text
 
 CURVE_FILE, PICTURE_FILE = "learning_curve.jsonl", "learning_curve.png"
+RESULT_FILE = "result.json"
+
+if TYPE_CHECKING:
+    from autoshard.training.results import TrainingResult
+
 #: Colours of the Okabe-Ito palette, which colour-blind readers can tell apart.
 _BLUE, _ORANGE, _GREEN = "#0072B2", "#D55E00", "#009E73"
 
@@ -102,6 +107,23 @@ def draw_curve(folder: str | Path, rows: Sequence[CurveRow], title: str) -> Path
     path = Path(folder) / PICTURE_FILE
     write_atomically(path, lambda temporary: figure.savefig(temporary, format="png"))
     return path
+
+
+def write_results(folder: str | Path, result: TrainingResult) -> list[Path]:
+    """Write `result.json` and the curve's rows and picture.
+
+    Returns:
+        What was written.
+
+    Raises:
+        InputError: the folder is not writable.
+    """
+    folder = Path(folder)
+    write_curve(folder, result.curve)
+    picture = draw_curve(folder, result.curve, result.data)
+    facts = json.dumps(result.to_json(), indent=1, allow_nan=False)
+    write_text(folder / RESULT_FILE, facts + "\n")
+    return [folder / CURVE_FILE, picture, folder / RESULT_FILE]
 
 
 def make_folder(folder: str | Path) -> None:
