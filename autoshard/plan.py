@@ -24,6 +24,8 @@ from autoshard.topology import Topology
 
 PLAN_VERSION = 1
 COMPUTE_KERNELS = ("fused",)
+#: Costs that differ by less than this share differ by rounding only.
+_SAME_COST = 1e-9
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,16 @@ class PlanCost:
     lower_bound_ms: float | None = None
     """No plan of these shards costs less under the same cost model; None if not known."""
     best_known_ms: float | None = None
-    """The best plan found by any search for the same problem; None if none was run."""
+    """The best plan found by any search for the same problem; None if none was run.
+
+    The search may be the one that made this very plan: see `is_best_known`.
+    """
+
+    @property
+    def is_best_known(self) -> bool:
+        """Whether the best plan known is this one, so that comparing with it says nothing."""
+        best = self.best_known_ms
+        return best is not None and self.step.step_ms <= best * (1 + _SAME_COST)
 
     def to_json(self) -> dict[str, Any]:
         """The cost as a plain dictionary."""

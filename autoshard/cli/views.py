@@ -67,12 +67,11 @@ def say_how_good(cost: PlanCost) -> None:
             f"Lower bound for these shards under the same cost model: "
             f"{cost.lower_bound_ms:.3f} ms; this plan is {gap:.1%} above it"
         )
-    if cost.best_known_ms:
+    if cost.is_best_known:
+        say("Best plan known: this one; no other search has found a better plan")
+    elif cost.best_known_ms:
         above = step.step_ms / cost.best_known_ms - 1
-        if above > 5e-5:
-            say(f"Best plan known: {cost.best_known_ms:.3f} ms; this plan is {above:.1%} above it")
-        else:
-            say("No better plan is known")
+        say(f"Best plan known: {cost.best_known_ms:.3f} ms; this plan is {above:.2%} above it")
     if step.extrapolated:
         say(
             "Extrapolated: something here lies outside the measurements behind the cost model, "
@@ -160,8 +159,9 @@ def ledger_json(ledgers: Sequence[RankLedger]) -> list[dict[str, Any]]:
 
 
 def cost_json(cost: PlanCost) -> dict[str, Any]:
-    """A plan's cost with its gap to the bound."""
+    """A plan's cost with its gap to the bound, and whether the best known is the plan itself."""
     return {
         **cost.to_json(),
         "gap_to_bound": gap_to_bound(cost.step.step_ms, cost.lower_bound_ms),
+        "is_best_known": cost.is_best_known,
     }

@@ -140,6 +140,25 @@ def test_compare_prints_every_sharder(call, monkeypatch):
     assert "planning with size_greedy" in err
 
 
+def test_a_plan_that_is_itself_the_best_known_says_so(call, monkeypatch):
+    """The search that made a plan is no other plan to compare it with."""
+    searched = (*SHAPE, *MODEL, "--sharder", "autoshard", "--evaluations", 50)
+    code, out, _ = call("plan", "tables.csv", *searched)
+    assert code == 0
+    assert "Best plan known: this one" in out
+    cost = json.loads(call("plan", "tables.csv", *searched, "--json")[1])["cost"]
+    assert cost["is_best_known"] is True
+    assert cost["best_known_ms"] == cost["step_ms"]
+    monkeypatch.setattr("autoshard.planning.sharder_names", lambda: ("random", "autoshard"))
+    compared = ("plan", "tables.csv", *SHAPE, *MODEL, "--sharder", "random", "--compare")
+    out = call(*compared)[1]
+    assert "this one" not in out
+    assert re.search(r"Best plan known: [\d.]+ ms; this plan is [\d.]+% above it", out)
+    assert json.loads(call(*compared, "--json")[1])["cost"]["is_best_known"] is False
+    # Without any search there is nothing to say.
+    assert "Best plan known" not in call("plan", "tables.csv", *SHAPE, *FAST)[1]
+
+
 def test_many_ranks_are_summarised(call):
     code, out, _ = call(
         *("plan", "workload:production?num_tables=40&seed=0&row_scale=0.01"),
