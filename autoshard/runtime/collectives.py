@@ -75,14 +75,28 @@ class Collectives:
         device: torch.device,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         group: dist.ProcessGroup | None = None,
+        name: str | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
-        """Wrap a process group that is open; None for the default group."""
+        """Wrap a process group that is open.
+
+        Args:
+            rank: in the group.
+            world_size: ranks of the group.
+            device: where tensors live.
+            timeout_s: what its collectives may take.
+            group: None for the default group.
+            name: of this rank in error messages.
+            recorder: of its collectives; one of its own if None.
+        """
         self.rank = rank
         self.world_size = world_size
         self.device = device
         self.timeout_s = timeout_s
         self.group = group
-        self.recorder = Recorder(device)
+        self.name = name or f"rank {rank}"
+        self.recorder = recorder or Recorder(device)
+        self._nodes: dict[int, Collectives] = {}
 
     def new_group(self) -> Collectives:
         """The same ranks on a process group of their own, for another thread or for DDP.
@@ -92,23 +106,49 @@ class Collectives:
         Raises:
             CollectiveError: the other ranks did not join within the time limit.
         """
-        group = None
-        if self.world_size > 1:
-            try:
-                group = dist.new_group(timeout=timedelta(seconds=self.timeout_s))
-            except (RuntimeError, ValueError) as error:
-                raise CollectiveError(
-                    f"rank {self.rank}: opening a process group failed or did not end within "
-                    f"{self.timeout_s:g} s",
-                    got=_first_line(error),
-                ) from error
         return Collectives(
             self.rank,
             self.world_size,
             device=self.device,
             timeout_s=self.timeout_s,
-            group=group,
+            group=self._open_group(None) if self.world_size > 1 else None,
+            name=self.name,
         )
+
+    def node(self, local_world_size: int) -> Collectives:
+        """The ranks of this rank's node: each `local_world_size` in turn make one.
+
+        Every rank must call it, and in the same order. Shares this group's recorder.
+
+        Raises:
+            CollectiveError: the other ranks did not join within the time limit.
+        """
+        if local_world_size not in self._nodes:
+            node, number = divmod(self.rank, local_world_size)
+            groups = [
+                self._open_group(list(range(first, first + local_world_size)))
+                for first in range(0, self.world_size, local_world_size)
+            ]
+            self._nodes[local_world_size] = Collectives(
+                number,
+                local_world_size,
+                device=self.device,
+                timeout_s=self.timeout_s,
+                group=groups[node],
+                name=self.name,
+                recorder=self.recorder,
+            )
+        return self._nodes[local_world_size]
+
+    def _open_group(self, ranks: list[int] | None) -> dist.ProcessGroup:
+        try:
+            return dist.new_group(ranks, timeout=timedelta(seconds=self.timeout_s))
+        except (RuntimeError, ValueError) as error:
+            raise CollectiveError(
+                f"{self.name}: opening a process group failed or did not end within "
+                f"{self.timeout_s:g} s",
+                got=_first_line(error),
+            ) from error
 
     def exchange(
         self, phase: Phase, dtype: torch.dtype, parcels: Sequence[Parcel]
@@ -196,14 +236,14 @@ class Collectives:
             dist.all_gather(values, own, group=self.group)
         except RuntimeError as error:
             raise CollectiveError(
-                f"rank {self.rank}: comparing {what} with the other ranks failed or did not "
+                f"{self.name}: comparing {what} with the other ranks failed or did not "
                 f"end within {self.timeout_s:g} s",
                 got=_first_line(error),
             ) from error
         for rank, other in enumerate(values):
             if int(other) != value:
                 raise CollectiveError(
-                    f"rank {self.rank}: rank {rank} was given another {what}",
+                    f"{self.name}: rank {rank} was given another {what}",
                     remedy=f"give every rank the same {what}",
                 )
 
@@ -220,12 +260,12 @@ class Collectives:
             dist.all_gather_object(gathered, value, group=self.group)
         except RuntimeError as error:
             raise CollectiveError(
-                f"rank {self.rank}: gathering {what} failed", got=_first_line(error)
+                f"{self.name}: gathering {what} failed", got=_first_line(error)
             ) from error
         return gathered
 
     def _where(self, phase: Phase) -> str:
-        return f"rank {self.rank}, step {self.recorder.step}, phase {phase.value}"
+        return f"{self.name}, step {self.recorder.step}, phase {phase.value}"
 
     def _failure(self, phase: Phase, error: RuntimeError) -> CollectiveError:
         return CollectiveError(

@@ -34,6 +34,7 @@ from autoshard.runtime.sharding import (
     build_methods,
 )
 from autoshard.runtime.timing import Phase
+from autoshard.shards import ShardingType
 from autoshard.tables import PoolingType
 from autoshard.validate import check_shards
 
@@ -107,6 +108,7 @@ class ShardedEmbeddings(nn.Module):
             seed=seed,
             recorder=collectives.recorder,
             input_recorder=self._input_collectives.recorder,
+            node=self._node_collectives(plan),
         )
         self._methods = build_methods(self.layout.tables, context)
         self._gather = EntryGather(
@@ -236,6 +238,14 @@ class ShardedEmbeddings(nn.Module):
     def allocated_bytes(self) -> int:
         """Bytes of weights and optimizer state on this rank."""
         return sum(method.allocated_bytes() for method in self._methods)
+
+    def _node_collectives(self, plan: ShardingPlan) -> Collectives | None:
+        """Of the ranks of this node, where tables are split within one of several nodes."""
+        num_local = plan.topology.local_world_size
+        kinds = {entry.sharding_type for entry in plan.tables}
+        if ShardingType.TABLE_ROW_WISE not in kinds or not 1 < num_local < self._world_size:
+            return None
+        return self._collectives.node(num_local)
 
     def _checked(self, batch: JaggedBatch) -> EntryIds:
         if batch.batch_size > self._capacity:

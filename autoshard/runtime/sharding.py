@@ -5,11 +5,11 @@ parcels of all methods in one collective per phase:
 
     sizes ─► ids ─► lookup ─► outputs ─► (dense layers) ─► gradients ─► update
 
-There are three: `Sliced` for tables whose rectangles lie on one rank each (`table_wise`,
-`row_wise`, `table_row_wise`, `column_wise`, `table_column_wise`); for replicas
-(`data_parallel`) `BagReplicas` or `RowReplicas`, whichever exchanges less. Methods keep
-nothing of a step in themselves: it lives in a `MethodState`, so that several batches can
-be under way at once.
+There are four: `Sliced` for tables whose rectangles lie on one rank each (`table_wise`,
+`row_wise`, `table_row_wise`, `column_wise`, `table_column_wise`), with `NodeSliced` for
+`table_row_wise` over several nodes; for replicas (`data_parallel`) `BagReplicas` or
+`RowReplicas`, whichever exchanges less. Methods keep nothing of a step in themselves: it
+lives in a `MethodState`, so that several batches can be under way at once.
 
 Shapes: E=entries, B=samples of this rank, R=ranks, N=announced numbers.
 """
@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from autoshard.problem import TrainingConfig
-from autoshard.runtime.collectives import Parcel, Received
+from autoshard.runtime.collectives import Collectives, Parcel, Received
 from autoshard.runtime.ids import EntryIds
 from autoshard.runtime.layout import Entry, PlacedTable
 from autoshard.runtime.timing import Recorder
@@ -45,6 +45,8 @@ class RankContext:
     """Of lookup and update."""
     input_recorder: Recorder
     """Of what happens before; another one where a second thread distributes the input."""
+    node: Collectives | None = None
+    """Of the ranks of this rank's node; None unless there are several nodes of several ranks."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,14 +127,16 @@ MethodFactory = Callable[[Sequence[PlacedTable], RankContext], ShardingMethod]
 def build_methods(tables: Sequence[PlacedTable], context: RankContext) -> list[ShardingMethod]:
     """Build what holds `tables` on one rank; methods come in the same order on every rank."""
     from autoshard.runtime.bag_replicas import BagReplicas
+    from autoshard.runtime.node_sliced import NodeSliced
     from autoshard.runtime.row_replicas import RowReplicas
     from autoshard.runtime.sliced import Sliced
 
-    factories: list[MethodFactory] = [Sliced, BagReplicas, RowReplicas]
+    factories: list[MethodFactory] = [Sliced, NodeSliced, BagReplicas, RowReplicas]
     held: dict[MethodFactory, list[PlacedTable]] = {factory: [] for factory in factories}
     for placed in tables:
         if placed.sharding_type is not ShardingType.DATA_PARALLEL:
-            held[Sliced].append(placed)
+            in_node = placed.sharding_type is ShardingType.TABLE_ROW_WISE and context.node
+            held[NodeSliced if in_node else Sliced].append(placed)
             continue
         exchange = replica_exchange(placed.table, context.training, context.world_size)
         held[BagReplicas if exchange.by_bag else RowReplicas].append(placed)

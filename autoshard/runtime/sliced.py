@@ -111,20 +111,10 @@ class Sliced:
 
     def send_outputs(self, state: MethodState) -> Parcel:
         """Each rank's rows of the pooled outputs."""
-        outputs_GC = [
-            group.kernel.unpad(output)
-            for group, output in zip(self._groups, state.values.pop("outputs"), strict=True)
-        ]
-        if len(outputs_GC) == 1:
-            flat = outputs_GC[0].reshape(-1)
-        elif outputs_GC:
-            flat = torch.cat(outputs_GC, dim=1).view(-1)
-        else:
-            flat = torch.empty(0, device=self._context.device)
         own_cols = self._cols_R[self._context.rank]
         batch_size = state.batch_sizes_R[self._context.rank]
         return Parcel(
-            flat,
+            self._outputs(state).reshape(-1),
             [size * own_cols for size in state.batch_sizes_R],
             [batch_size * cols for cols in self._cols_R],
         )
@@ -167,16 +157,9 @@ class Sliced:
 
     def update(self, state: MethodState, gradients: Received) -> None:
         """Run the fused backward on the gradients of all ranks' samples."""
-        if not self._groups:
-            return
-        gradient_GC = gradients.joined().view(-1, self._cols_R[self._context.rank])
-        parts = gradient_GC.split([group.kernel.num_cols for group in self._groups], dim=1)
-        padded = [g.kernel.pad(part) for g, part in zip(self._groups, parts, strict=True)]
-        with self._context.recorder.compute(Compute.BACKWARD):
-            for group, bags, gradient in zip(
-                self._groups, state.values.pop("bags"), padded, strict=True
-            ):
-                group.kernel.update(bags, gradient)
+        if self._groups:
+            own_cols = self._cols_R[self._context.rank]
+            self._update_with(state, gradients.joined().view(-1, own_cols))
 
     def local_shards(self) -> tuple[LocalShard, ...]:
         """The rectangles on this rank."""
@@ -190,6 +173,26 @@ class Sliced:
         """Use another learning rate from the next update on."""
         for group in self._groups:
             group.kernel.set_learning_rate(learning_rate)
+
+    def _outputs(self, state: MethodState) -> Tensor:
+        """The kernels' outputs side by side, without padding, [G, C]."""
+        outputs_GC = [
+            group.kernel.unpad(output)
+            for group, output in zip(self._groups, state.values.pop("outputs"), strict=True)
+        ]
+        if not outputs_GC:
+            return torch.empty(sum(state.batch_sizes_R), 0, device=self._context.device)
+        return outputs_GC[0] if len(outputs_GC) == 1 else torch.cat(outputs_GC, dim=1)
+
+    def _update_with(self, state: MethodState, gradient_GC: Tensor) -> None:
+        """Run the fused backward on the gradient of `_outputs`."""
+        parts = gradient_GC.split([group.kernel.num_cols for group in self._groups], dim=1)
+        padded = [g.kernel.pad(part) for g, part in zip(self._groups, parts, strict=True)]
+        with self._context.recorder.compute(Compute.BACKWARD):
+            for group, bags, gradient in zip(
+                self._groups, state.values.pop("bags"), padded, strict=True
+            ):
+                group.kernel.update(bags, gradient)
 
 
 class _Group:

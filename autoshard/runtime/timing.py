@@ -42,14 +42,17 @@ class Phase(Enum):
     SIZES = "sizes"
     """What each rank is about to send; the step's status rides on it."""
     IDS = "ids"
+    NODE_OUTPUTS = "node_outputs"
+    """Partial sums, between the ranks of a node."""
     OUTPUTS = "outputs"
     GRADIENTS = "gradients"
+    NODE_GRADIENTS = "node_gradients"
     DENSE = "dense"
     """The all-reduce of dense gradients; not a term of the objective."""
 
 
-FORWARD_PHASES = (Phase.SIZES, Phase.IDS, Phase.OUTPUTS)
-BACKWARD_PHASES = (Phase.GRADIENTS,)
+FORWARD_PHASES = (Phase.SIZES, Phase.IDS, Phase.NODE_OUTPUTS, Phase.OUTPUTS)
+BACKWARD_PHASES = (Phase.GRADIENTS, Phase.NODE_GRADIENTS)
 
 
 @dataclass
