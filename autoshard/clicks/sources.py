@@ -8,6 +8,7 @@ from urllib.parse import parse_qsl
 
 from autoshard.clicks.batches import ClickData, check_features
 from autoshard.errors import InputError
+from autoshard.number_text import parse_float, parse_integer
 from autoshard.suggestions import did_you_mean
 from autoshard.tables import Table
 
@@ -15,13 +16,18 @@ _Parser = Callable[[str], Any]
 #: Per data set, its options and how their text is read.
 OPTIONS: Mapping[str, Mapping[str, _Parser]] = {
     "clicks": {
-        "samples": int,
-        "evaluation_samples": int,
-        "numeric": int,
-        "signal": float,
-        "seed": int,
+        "samples": parse_integer,
+        "evaluation_samples": parse_integer,
+        "numeric": parse_integer,
+        "signal": parse_float,
+        "seed": parse_integer,
     },
-    "criteo": {"evaluation": str, "holdout": int, "malformed": str, "shuffle": int},
+    "criteo": {
+        "evaluation": str,
+        "holdout": parse_integer,
+        "malformed": str,
+        "shuffle": parse_integer,
+    },
     "movielens-100k": {"split": str},
 }
 
@@ -102,6 +108,6 @@ def parse_source(source: str) -> tuple[str, str, dict[str, Any]]:
             raise InputError(
                 f"data set {name!r}: option {option!r} is not usable",
                 got=text,
-                allowed="a whole number" if parsers[option] is int else "a number",
+                allowed="a whole number" if parsers[option] is parse_integer else "a number",
             ) from error
     return name, path, options
