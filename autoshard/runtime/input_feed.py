@@ -154,10 +154,6 @@ class InputStage:
             return None
         return ReadyBatch(batch, step_input)
 
-    def give_up(self) -> None:
-        """Tell the other ranks, which wait for this one's batch, that none will come."""
-        self._embeddings.announce_failure(training=self.training)
-
 
 class InlineFeed:
     """Does everything when it is asked, one step after the other."""

@@ -41,7 +41,6 @@ class ThreadFeed:
         self._answers: SimpleQueue[ReadyBatch | BaseException | None] = SimpleQueue()
         self._next = 0
         """The first step that was not requested."""
-        self._closed = threading.Event()
         # A daemon, so that a source that never answers cannot keep the process alive.
         self._thread = threading.Thread(target=self._run, name="autoshard-input", daemon=True)
 
@@ -64,7 +63,6 @@ class ThreadFeed:
 
     def close(self) -> None:
         """See `InputFeed`."""
-        self._closed.set()
         self._requests.put(None)
         self.wait(_JOIN_S)
 
@@ -83,18 +81,10 @@ class ThreadFeed:
         with torch.set_grad_enabled(self._stage.training):
             while (step := self._requests.get()) is not None:
                 try:
-                    answer = self._prepare(step)
+                    answer = self._stage.distribute(self._stage.fetch(step))
                 except BaseException as error:
                     self._answers.put(error)
                     return
                 self._answers.put(answer)
                 if answer is None:
                     return
-
-    def _prepare(self, step: int) -> ReadyBatch | None:
-        batch = self._stage.fetch(step)
-        if self._closed.is_set():
-            # The main thread failed meanwhile: the others need not wait for this batch.
-            self._stage.give_up()
-            return None
-        return self._stage.distribute(batch)

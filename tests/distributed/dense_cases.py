@@ -14,6 +14,7 @@ from autoshard.runtime.batch import JaggedBatch
 from autoshard.runtime.collectives import Collectives
 from autoshard.runtime.dense import DenseHead, DenseOutput, TrainingBatch
 from autoshard.runtime.dense_replicas import DenseReplicas
+from autoshard.runtime.embeddings import StepInput
 from autoshard.runtime.loop import EvaluationResult
 from autoshard.runtime.worker import RankProcess
 from tests.distributed import pipeline_cases
@@ -187,22 +188,31 @@ class Sums(nn.Module):
         super().__init__()
         self.moving, self.resting = nn.Dropout(), nn.Dropout()
         self.resting.eval()
-        self.modes: list[tuple[bool, bool, bool, bool]] = []
+        self.modes: list[tuple[bool, ...]] = []
+        self.keeps_inputs = False
 
     def forward(self, pooled: dict[str, Tensor], batch: TrainingBatch) -> DenseOutput:
         modes = (self.training, self.moving.training, self.resting.training)
-        self.modes.append((*modes, torch.is_grad_enabled()))
+        self.modes.append((*modes, torch.is_grad_enabled(), self.keeps_inputs))
         logits_B = pooled["f"].sum(1)
         return DenseOutput(logits_B.mean() if len(logits_B) else logits_B.sum(), logits_B)
 
 
 def evaluate(
     process: RankProcess, kind: str, case: Case, batches: Sequence[Sequence[TrainingBatch]]
-) -> tuple[EvaluationResult, list[tuple[bool, bool, bool, bool]], list[int]]:
+) -> tuple[EvaluationResult, list[tuple[bool, ...]], list[int]]:
     """The result, the modes during it and in a training step after it, the progress."""
     dense = Sums()
     progress: list[int] = []
-    loop = pipeline_cases.make_loop(kind, process, pipeline_cases.build(process, case), dense)
+    embeddings = pipeline_cases.build(process, case)
+    lookup = embeddings.lookup
+
+    def noting(step: StepInput) -> dict[str, Tensor]:
+        dense.keeps_inputs = step.training
+        return lookup(step)
+
+    embeddings.lookup = noting  # type: ignore[method-assign]
+    loop = pipeline_cases.make_loop(kind, process, embeddings, dense)
     result = loop.evaluate(batches[process.rank], progress=progress.append)
     loop.train_steps(batches[process.rank], num_steps=1)
     return result, dense.modes, progress

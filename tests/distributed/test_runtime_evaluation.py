@@ -54,8 +54,8 @@ def test_results_are_those_computed_by_hand(groups: Groups, kind: str) -> None:
     assert [result.stopped_early for result in results] == [False, True]
     for _, modes, progress in found:
         assert progress == [1, 2, 3]
-        # Of the module, of a part in training mode, of one that was not; gradients.
-        assert modes == [(False, False, False, False)] * 3 + [(True, True, False, True)]
+        # Of the module, of a part in training mode, of one that was not; gradients; tables.
+        assert modes == [(False,) * 5] * 3 + [(True, True, False, True, True)]
 
 
 def test_one_process_evaluates_alike(groups: Groups) -> None:
