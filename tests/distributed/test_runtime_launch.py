@@ -85,12 +85,12 @@ def test_torchrun_runs_the_same_entry_point(tmp_path: Path) -> None:
     plan.save(tmp_path / "plan.json")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1",
                "-m", "autoshard.runtime", str(tmp_path / "plan.json"), "--steps", "4",
-               "--warmup-steps", "1"]  # fmt: skip
+               "--warmup-steps", "1", "--json"]  # fmt: skip
     done = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, timeout=90, check=False
     )
     assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
+    result = json.loads(done.stdout)["measured"]
     assert result["losses"] == pytest.approx(run_here(plan).losses, rel=1e-6)
 
 
