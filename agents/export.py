@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,13 @@ from autoshard.observation import (
 )
 from autoshard.policies import (
     CARD_FILE,
+    POLICY_IDENTITY,
     POLICY_KIND,
     POLICY_VERSION,
     PROGRAM_FILE,
     WEIGHTS_FILE,
 )
+from autoshard.programs import save_program
 from autoshard.protocols import CostModel
 
 
@@ -78,9 +81,10 @@ def export_policy(
         kind=POLICY_KIND,
         version=POLICY_VERSION,
         config=described,
+        identity=POLICY_IDENTITY,
         writers={
             WEIGHTS_FILE: lambda path: save_file(weights, path),
-            PROGRAM_FILE: lambda path: torch.export.save(program, path),
+            PROGRAM_FILE: partial(save_program, program),
             CARD_FILE: lambda path: _write_card(path, described),
         },
     )

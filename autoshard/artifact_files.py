@@ -1,8 +1,13 @@
 """Folders of trained artifacts: written whole or not at all, checked when read.
 
-A policy or cost model travels as a folder: `config.json` (its kind, format version, facts,
-SHA-256 of every other file and a fingerprint) beside weights and exported programs. Writers
-are in `agents` and `cost_net`, readers in `autoshard.policies` and `autoshard.cost_models`.
+A policy or cost model travels as a folder: `config.json` beside weights and exported programs.
+Writers are in `agents` and `cost_net`, readers in `autoshard.policies` and
+`autoshard.cost_models`. The config holds facts and three kinds of marks:
+
+* `files`, the SHA-256 of every other file, and `checksum`, of the config itself: whatever is
+  altered is noticed;
+* `fingerprint`, of the weights and of the facts that decide what is computed (`identity` lists
+  both): the same training gives the same fingerprint, on whatever day and in whatever folder.
 """
 
 from __future__ import annotations
@@ -13,7 +18,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +68,7 @@ def write_artifact(
     version: int,
     config: Mapping[str, Any],
     writers: Mapping[str, Callable[[Path], None]],
+    identity: Sequence[str],
 ) -> str:
     """Write an artifact folder beside its place, then move it there in one step.
 
@@ -72,9 +78,11 @@ def write_artifact(
         version: of the format of this kind.
         config: facts in plain JSON values.
         writers: what fills each further file, by file name.
+        identity: keys of `config` and names of files that the fingerprint covers; kind and
+            version always count.
 
     Returns:
-        The artifact's fingerprint, over its config and all its files.
+        The artifact's fingerprint.
 
     Raises:
         InputError: the place is not writable, or holds something else than an artifact.
@@ -98,18 +106,37 @@ def write_artifact(
         for name, write in writers.items():
             write(fresh / name)
             (fresh / name).chmod(0o666 & ~umask)  # some writers make files private
-        whole: dict[str, Any] = {
-            "kind": kind,
-            "version": version,
-            **config,
-            "files": {name: _sha256(fresh / name) for name in sorted(writers)},
-        }
-        whole["fingerprint"] = fingerprint(whole)
+        whole = seal(
+            {
+                "kind": kind,
+                "version": version,
+                **config,
+                "files": {name: _sha256(fresh / name) for name in sorted(writers)},
+                "identity": list(identity),
+            }
+        )
         (fresh / CONFIG_FILE).write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")
         _replace_folder(fresh, folder)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
     return str(whole["fingerprint"])
+
+
+def seal(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config with its fingerprint and checksum, new ones if it had any.
+
+    Args:
+        config: facts, with `files` and `identity`.
+    """
+    whole = {key: value for key, value in config.items() if key not in ("fingerprint", "checksum")}
+    whole["fingerprint"] = _identify(whole)
+    whole["checksum"] = fingerprint(whole)
+    return whole
+
+
+def _identify(config: Mapping[str, Any]) -> str:
+    names = ("kind", "version", *config["identity"])
+    return fingerprint({name: {**config, **config["files"]}[name] for name in names})
 
 
 def _replace_folder(fresh: Path, folder: Path) -> None:
@@ -158,21 +185,8 @@ def read_artifact(folder: Path, *, kind: str, version: int, what: str) -> dict[s
             allowed=version,
             remedy=f"export the {what} again with this version of autoshard",
         )
-    claimed = config.get("fingerprint")
-    unsigned = {key: value for key, value in config.items() if key != "fingerprint"}
-    try:
-        actual: str | None = fingerprint(unsigned)
-    except ValueError:  # NaN or infinity, which no writer of ours leaves
-        actual = None
-    files = config.get("files")
-    if claimed != actual or not isinstance(files, dict):
-        raise ArtifactError(
-            f"{what} {folder} was altered: {CONFIG_FILE} does not match its fingerprint",
-            got=f"fingerprint {readable(claimed)} in the file",
-            allowed=f"{readable(actual)}, which is what its content gives",
-            remedy=f"export the {what} again",
-        )
-    for name, checksum in files.items():
+    _check_config(config, folder, what)
+    for name, checksum in config["files"].items():
         path = folder / name
         if Path(name).name != name or not path.is_file():
             raise ArtifactError(
@@ -184,6 +198,22 @@ def read_artifact(folder: Path, *, kind: str, version: int, what: str) -> dict[s
                 remedy=f"copy or export the {what} again",
             )
     return config
+
+
+def _check_config(config: Mapping[str, Any], folder: Path, what: str) -> None:
+    """Refuse a config that is not as it was written."""
+    try:
+        sealed = seal(config)
+    except (KeyError, TypeError, ValueError):  # parts missing, or NaN: no writer of ours did it
+        sealed = {}
+    for mark in ("fingerprint", "checksum"):
+        if config.get(mark) is None or config[mark] != sealed.get(mark):
+            raise ArtifactError(
+                f"{what} {folder} was altered: {CONFIG_FILE} does not match its {mark}",
+                got=f"{mark} {readable(config.get(mark))} in the file",
+                allowed=f"{readable(sealed.get(mark))}, which is what its content gives",
+                remedy=f"export the {what} again",
+            )
 
 
 def _sha256(path: Path) -> str:

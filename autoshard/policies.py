@@ -23,10 +23,12 @@ from autoshard.observation import (
 from autoshard.programs import load_program
 
 POLICY_KIND = "autoshard-policy"
-POLICY_VERSION = 1
+POLICY_VERSION = 2
 PROGRAM_FILE = "policy.pt2"
 WEIGHTS_FILE = "weights.safetensors"
 CARD_FILE = "card.md"
+#: What decides the logits.
+POLICY_IDENTITY = ("rank_features", "global_features", "hidden_size", WEIGHTS_FILE)
 
 Float32Array = NDArray[np.float32]
 
@@ -49,7 +51,7 @@ class Policy:
 
     @property
     def fingerprint(self) -> str:
-        """Identifies the weights, the features and the training."""
+        """Identifies the weights and the features."""
         return str(self.config["fingerprint"])
 
     def logits_NR(self, observation: Observation) -> Float32Array:

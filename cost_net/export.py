@@ -18,6 +18,7 @@ from autoshard.cost_models.exported import (
     CARD_FILE,
     COLLECTIVE_FILE,
     COMPUTE_FILE,
+    COST_MODEL_IDENTITY,
     COST_MODEL_KIND,
     COST_MODEL_VERSION,
     ENCODE_FILE,
@@ -31,6 +32,7 @@ from autoshard.features import (
     SHARD_FEATURES,
     TRAFFIC_FEATURES,
 )
+from autoshard.programs import save_program
 from cost_net.dataset import SPLITS, MeasuredData
 from cost_net.networks import AdditiveNet, CollectiveNet, SumNet
 from cost_net.training import CostNetConfig
@@ -102,10 +104,11 @@ def export_cost_model(
         kind=COST_MODEL_KIND,
         version=COST_MODEL_VERSION,
         config=described,
+        identity=COST_MODEL_IDENTITY,
         writers={
             WEIGHTS_FILE: lambda path: save_file(weights, path),
             CARD_FILE: lambda path: _write_card(path, described),
-            **{name: partial(_save_program, program) for name, program in programs.items()},
+            **{name: partial(save_program, program) for name, program in programs.items()},
         },
     )
 
@@ -135,13 +138,6 @@ def _program(module: nn.Module, example: tuple[Tensor, ...]) -> torch.export.Exp
         return torch.export.export(
             module.eval(), example, dynamic_shapes=tuple({0: rows} for _ in example), strict=False
         )
-
-
-def _save_program(program: torch.export.ExportedProgram, path: Path) -> None:
-    with warnings.catch_warnings():
-        # torch warns of weights that share storage with a larger tensor; ours are whole.
-        warnings.filterwarnings("ignore", message="No complete tensor found")
-        torch.export.save(program, path)
 
 
 def _write_card(path: Path, described: Mapping[str, Any]) -> None:

@@ -33,12 +33,23 @@ FloatArray = NDArray[np.float64]
 Program = Callable[..., Any]
 
 COST_MODEL_KIND = "autoshard-cost-model"
-COST_MODEL_VERSION = 1
+COST_MODEL_VERSION = 2
 WEIGHTS_FILE = "weights.safetensors"
 CARD_FILE = "card.md"
 ENCODE_FILE = "encode.pt2"
 COMPUTE_FILE = "compute.pt2"
 COLLECTIVE_FILE = "collective.pt2"
+#: What decides the predictions, and what they are marked with.
+COST_MODEL_IDENTITY = (
+    "shard_features",
+    "traffic_features",
+    "encoding_width",
+    "network",
+    "compute_bound",
+    "collective_bound",
+    "measured_range",
+    WEIGHTS_FILE,
+)
 #: Exported programs take row counts from 2 on (torch.export treats 0 and 1 as special).
 MIN_PROGRAM_ROWS = 2
 ENTRY_POINTS = "autoshard.cost_models"
@@ -74,7 +85,7 @@ class ExportedCostModel:
 
     @property
     def fingerprint(self) -> str:
-        """Identifies the weights and the measurements behind them."""
+        """Identifies the weights and the range of the measurements behind them."""
         return str(self.config["fingerprint"])
 
     @cached_property

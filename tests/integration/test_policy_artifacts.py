@@ -15,9 +15,8 @@ from agents.export import export_policy
 from agents.networks import PolicyNetwork
 from agents.training import AgentConfig, TrainingResult
 from agents.validation import NetworkScorer, ValidationResult
-from autoshard.artifact_files import CONFIG_FILE
+from autoshard.artifact_files import CONFIG_FILE, seal
 from autoshard.errors import ArtifactError, InfeasibleError, InputError
-from autoshard.files import fingerprint
 from autoshard.observation import observe
 from autoshard.placement import PlacementState
 from autoshard.policies import Policy, load_policy
@@ -122,9 +121,8 @@ def test_the_card_and_config_tell_where_the_policy_comes_from(folder: Path, poli
 
 def test_a_policy_for_other_features_is_refused(folder: Path, tmp_path: Path) -> None:
     config = json.loads((folder / CONFIG_FILE).read_text())
-    del config["fingerprint"]
     config["rank_features"][0] = "colour"
-    config["fingerprint"] = fingerprint(config)
+    config = seal(config)
     other = tmp_path / "other"
     other.mkdir()
     for path in folder.iterdir():

@@ -155,9 +155,9 @@ def test_junk_for_a_config_is_refused(copy: Path, text: str) -> None:
 def rewrite(source: Path, target: Path, *, without: str = "", **changes: object) -> Path:
     """An artifact whose checksums are right and whose content is not ours."""
     config = config_of(source) | changes
-    config.pop("fingerprint")
+    del config["fingerprint"], config["checksum"]
     files = [name for name in config.pop("files") if name != without]
-    kind, version = config.pop("kind"), config.pop("version")
+    kind, version, identity = (config.pop(key) for key in ("kind", "version", "identity"))
     write_artifact(
         target,
         kind=kind,
@@ -167,6 +167,7 @@ def rewrite(source: Path, target: Path, *, without: str = "", **changes: object)
             name: lambda path, name=name: path.write_bytes((source / name).read_bytes())
             for name in files
         },
+        identity=identity,
     )
     return target
 
