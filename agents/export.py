@@ -12,8 +12,9 @@ import torch
 from safetensors.torch import save_file
 from torch.export import Dim
 
+from agents.config import AgentConfig
 from agents.networks import PolicyNetwork
-from agents.training import AgentConfig, TrainingResult
+from agents.training import TrainingResult
 from autoshard.artifact_files import write_artifact
 from autoshard.observation import (
     GLOBAL_FEATURES,

@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from sb3_contrib import MaskablePPO
-from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
 
 from agents.checkpoints import (
@@ -30,106 +28,16 @@ from agents.checkpoints import (
     load_optimizer,
     save_checkpoint,
 )
+from agents.config import AgentConfig
+from agents.metrics import METRICS_FILE, EpisodeCounter, append_metrics, cut_metrics
 from agents.networks import PlacementPolicy, PolicyNetwork
 from agents.validation import Validation, ValidationResult
-from autoshard.errors import InputError, quoted
+from autoshard.errors import InputError
 from autoshard.files import make_folder, write_text
 from autoshard.placement import PlacementTask
 from autoshard.protocols import CostModel
 from envs.batched_env import BatchedPlacementEnv
-from envs.episodes import EnvConfig, RewardKind
 from envs.task_source import TaskSource
-
-METRICS_FILE = "metrics.jsonl"
-
-
-@dataclass(frozen=True, kw_only=True)
-class AgentConfig:
-    """How a policy is trained."""
-
-    num_updates: int = 120
-    """PPO updates; with 0 the untrained network is what results."""
-    updates_per_segment: int = 5
-    """Updates between two validations; a checkpoint follows each."""
-    num_envs: int = 64
-    """Episodes side by side."""
-    steps_per_update: int = 128
-    """Placements per episode and update."""
-    batch_size: int = 2048
-    """Placements per gradient step."""
-    num_epochs: int = 4
-    """Passes over an update's placements."""
-    learning_rate: float = 7e-4
-    """At the start; falls in proportion to what is left of the run."""
-    final_learning_rate: float = 2e-5
-    """At the end."""
-    entropy_bonus: float = 0.001
-    """At the start; falls to 0 in proportion to what is left of the run."""
-    gae_lambda: float = 0.98
-    """Of generalised advantage estimation; the discount is 1, since episodes are finite."""
-    clip_range: float = 0.2
-    """PPO's clipping of the probability ratio."""
-    value_weight: float = 0.5
-    """Weight of the value loss."""
-    max_grad_norm: float = 0.5
-    """Gradients are clipped to this norm."""
-    hidden_size: int = 64
-    """Width of every layer."""
-    max_ranks: int = 8
-    """The most ranks that a training task has; the policy then serves any number."""
-    reward: RewardKind = RewardKind.INCREMENTAL
-    """When the reward is paid."""
-    failure_penalty: float = 2.5
-    """Cost of ending without a plan, relative to the greedy's objective."""
-    reward_scale: float = 20.0
-    """Brings differences of a few percent to the size that a value network learns well."""
-    num_threads: int = 1
-    """Threads that torch may use."""
-    seed: int = 0
-    """Decides weights, tasks and actions."""
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.type == "int":
-                low = 0 if field.name in ("seed", "num_updates") else 1
-                if isinstance(value, bool) or not isinstance(value, int) or value < low:
-                    raise InputError(
-                        f"{field.name} is not usable",
-                        got=quoted(value),
-                        allowed=f"integers >= {low}",
-                    )
-            elif field.type == "float" and (
-                isinstance(value, bool)
-                or not isinstance(value, int | float)
-                or not math.isfinite(value)
-                or value < 0
-            ):
-                raise InputError(
-                    f"{field.name} is not usable", got=quoted(value), allowed="a finite number >= 0"
-                )
-        if self.gae_lambda > 1:
-            raise InputError("gae_lambda is not usable", got=self.gae_lambda, allowed="0..1")
-        if self.num_envs * self.steps_per_update < 2:
-            raise InputError(
-                "an update needs at least two placements",
-                got=f"num_envs {self.num_envs} × steps_per_update {self.steps_per_update}",
-                remedy="raise either",
-            )
-
-    @property
-    def env(self) -> EnvConfig:
-        """The environment's configuration."""
-        return EnvConfig(
-            max_ranks=self.max_ranks,
-            reward=self.reward,
-            failure_penalty=self.failure_penalty,
-            reward_scale=self.reward_scale,
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        """The configuration as a plain dictionary."""
-        return {**asdict(self), "reward": self.reward.value}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,8 +138,9 @@ class _Run:
         validation: Validation,
     ) -> None:
         self.config, self.validation, self.out_dir = config, validation, out_dir
+        self.metrics_path = out_dir / METRICS_FILE
         self.env = BatchedPlacementEnv(tasks, cost_model, config.num_envs, config.env)
-        self.counter = _EpisodeCounter()
+        self.counter = EpisodeCounter()
         self.model = MaskablePPO(
             PlacementPolicy,
             self.env,
@@ -282,9 +191,9 @@ class _Run:
         if found is None:
             self.untrained = self.validation.evaluate(self.network)
             self._keep(self.untrained)
-            (self.out_dir / METRICS_FILE).unlink(missing_ok=True)
+            self.metrics_path.unlink(missing_ok=True)
             first = {"update": 0, "num_placements": 0, "validation": self.untrained.to_json()}
-            self._write_metrics(first)
+            append_metrics(self.metrics_path, first)
             return
         facts = found.facts
         self.model.policy.load_state_dict(dict(found.policy))
@@ -293,7 +202,7 @@ class _Run:
         self.untrained = ValidationResult(**facts["untrained"])
         self.best = ValidationResult(**facts["best"])
         self.best_update, self.best_weights = facts["best_update"], dict(found.best)
-        self._cut_metrics()
+        cut_metrics(self.metrics_path, self.update)
 
     def segment(self, on_progress: Callable[[dict[str, Any]], None] | None) -> None:
         """Fresh episodes, some updates, a validation and a checkpoint."""
@@ -314,7 +223,7 @@ class _Run:
                     self._keep(result)
                 metrics["validation"] = result.to_json()
                 metrics["best_objective_ratio"] = self.best.objective_ratio
-            self._write_metrics(metrics)
+            append_metrics(self.metrics_path, metrics)
             if on_progress is not None:
                 on_progress(metrics)
         self._save()
@@ -369,28 +278,6 @@ class _Run:
             },
         )
 
-    def _write_metrics(self, metrics: dict[str, Any]) -> None:
-        # Diagnostics of a degenerate update may be NaN, which JSON does not have.
-        plain = {
-            key: None if isinstance(value, float) and not math.isfinite(value) else value
-            for key, value in metrics.items()
-        }
-        with (self.out_dir / METRICS_FILE).open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(plain) + "\n")
-
-    def _cut_metrics(self) -> None:
-        """Drop lines after the checkpoint: those updates are made again."""
-        path = self.out_dir / METRICS_FILE
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        kept = []
-        for line in lines:
-            try:
-                if json.loads(line)["update"] <= self.update:
-                    kept.append(line)
-            except (ValueError, KeyError):
-                continue  # cut off in the middle of a line
-        write_text(path, "".join(line + "\n" for line in kept))
-
     def result(self) -> TrainingResult:
         network = PolicyNetwork(self.config.hidden_size)
         network.load_state_dict(self.best_weights)
@@ -402,35 +289,3 @@ class _Run:
             num_placements=self._num_placements,
             seconds=self.seconds,
         )
-
-
-class _EpisodeCounter(BaseCallback):
-    """Counts how episodes end."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.clear()
-
-    def clear(self) -> None:
-        self.costs: list[float] = []
-        self.invalid_actions = 0
-        self.infeasible = 0
-
-    def _on_step(self) -> bool:
-        infos, dones = self.locals["infos"], self.locals["dones"]
-        for index in np.flatnonzero(dones):
-            info = infos[index]
-            self.invalid_actions += info["illegal_action"]
-            self.infeasible += info["infeasible"]
-            if "objective_ms" in info:
-                self.costs.append(info["objective_ms"] / info["reference_ms"])
-        return True
-
-    def to_json(self) -> dict[str, Any]:
-        """Counts, and the mean cost of complete episodes relative to the greedy's."""
-        return {
-            "num_complete": len(self.costs),
-            "num_infeasible": self.infeasible,
-            "invalid_actions": self.invalid_actions,
-            "mean_cost": float(np.mean(self.costs)) if self.costs else None,
-        }

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agents.config import AgentConfig
 from agents.export import export_policy
-from agents.training import METRICS_FILE, AgentConfig, TrainingResult, train_agent
+from agents.metrics import METRICS_FILE
+from agents.training import TrainingResult, train_agent
 from autoshard.cost_models.exported import load_cost_model
 from autoshard.errors import InputError
 from autoshard.files import write_atomically

@@ -11,7 +11,9 @@ import pytest
 import torch
 
 from agents.checkpoints import CHECKPOINT_FILE
-from agents.training import METRICS_FILE, AgentConfig, TrainingResult, train_agent
+from agents.config import AgentConfig
+from agents.metrics import METRICS_FILE
+from agents.training import TrainingResult, train_agent
 from agents.validation import NetworkScorer, Validation
 from autoshard.errors import ArtifactError, InputError
 from autoshard.placement import PlacementTask, prepare_task

@@ -21,9 +21,10 @@ SCRIPT = """
 import sys
 from pathlib import Path
 import torch
+from agents.config import AgentConfig
 from agents.export import export_policy
 from agents.networks import PolicyNetwork
-from agents.training import AgentConfig, TrainingResult
+from agents.training import TrainingResult
 from agents.validation import ValidationResult
 from autoshard.cost_models.exported import load_cost_model
 from cost_net.pipeline import MODEL_FOLDER, train_cost_model

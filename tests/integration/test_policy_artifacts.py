@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from agents.config import AgentConfig
 from agents.export import export_policy
 from agents.networks import PolicyNetwork
-from agents.training import AgentConfig, TrainingResult
+from agents.training import TrainingResult
 from agents.validation import NetworkScorer, ValidationResult
 from autoshard.artifact_files import CONFIG_FILE, seal
 from autoshard.errors import ArtifactError, InfeasibleError, InputError
