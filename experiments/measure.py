@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import autoshard.workloads  # noqa: F401  (registers the workloads)
 from autoshard.measure.config import MeasureConfig
 from autoshard.measure.runner import (
     COLLECTIVES_FOLDER,

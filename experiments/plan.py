@@ -13,7 +13,6 @@ from typing import Any
 
 from rich.console import Console
 
-import autoshard.workloads  # noqa: F401  (registers the workloads)
 from autoshard.cost_models.exported import load_cost_model
 from autoshard.errors import InputError
 from autoshard.planning import compare_sharders

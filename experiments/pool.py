@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import autoshard.workloads  # noqa: F401  (registers the workloads)
 from autoshard.measure.sampling import Split, split_tables
 from autoshard.tables import Table
 from autoshard.workloads.registry import make_workload

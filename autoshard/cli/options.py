@@ -255,7 +255,7 @@ def _make_workload(source: str) -> tuple[Table, ...]:
             got=query,
             allowed="option=value pairs joined by &",
         ) from error
-    parameters = inspect.signature(WORKLOADS[name]).parameters if name in WORKLOADS else {}
+    parameters = inspect.signature(WORKLOADS.find(name)).parameters
     options: dict[str, Any] = {}
     for option, text in pairs:
         if option in options:
@@ -285,15 +285,9 @@ def check_sharder(name: str) -> None:
     Raises:
         InputError: there is none of that name.
     """
-    from autoshard.sharders.registry import sharder_names
-    from autoshard.suggestions import did_you_mean
+    from autoshard.sharders.registry import SHARDERS
 
-    if name not in (names := sharder_names()):
-        raise InputError(
-            f"unknown sharder {name!r}",
-            allowed=", ".join(names),
-            remedy=did_you_mean(name, names),
-        )
+    SHARDERS.find(name)
 
 
 def check_policy(path_or_name: str) -> None:

@@ -1,7 +1,6 @@
 """Table lists by name: what a configuration or a command line can ask for.
 
-A new workload is one function in one file with `@register_workload("name")`, imported
-in the package's `__init__`.
+A new workload is one function in one file with `@register_workload("name")`, named below.
 """
 
 from __future__ import annotations
@@ -11,48 +10,40 @@ from collections.abc import Callable
 from typing import Any
 
 from autoshard.errors import InputError
+from autoshard.registry import Registry
 from autoshard.suggestions import did_you_mean
 from autoshard.tables import Table, check_tables
 
 #: What makes a table list; all parameters are keywords.
 Workload = Callable[..., tuple[Table, ...]]
 
-WORKLOADS: dict[str, Workload] = {}
-
-
-def register_workload(name: str) -> Callable[[Workload], Workload]:
-    """Make a workload known under `name`.
-
-    Raises:
-        InputError: the name is taken.
-    """
-
-    def register(workload: Workload) -> Workload:
-        if name in WORKLOADS:
-            raise InputError(f"workload {name!r} is registered twice", remedy="choose another name")
-        WORKLOADS[name] = workload
-        return workload
-
-    return register
+WORKLOADS: Registry[Workload] = Registry(
+    "workload",
+    (
+        "autoshard.workloads.dlrm_datasets",
+        "autoshard.workloads.dlrm_tables",
+        "autoshard.workloads.laptop",
+        "autoshard.workloads.movielens",
+        "autoshard.workloads.presets",
+        "autoshard.workloads.production",
+        "autoshard.workloads.traces",
+    ),
+)
+register_workload = WORKLOADS.register
+workload_names = WORKLOADS.names
 
 
 def make_workload(name: str, **options: Any) -> tuple[Table, ...]:
     """Make the table list called `name`.
 
     Args:
-        name: one of `WORKLOADS`.
+        name: one of `workload_names()`.
         options: passed on by keyword, such as `num_tables` and `seed`.
 
     Raises:
         InputError: no workload has that name, or it has no such option.
     """
-    if name not in WORKLOADS:
-        raise InputError(
-            f"workload {name!r} is not known",
-            allowed=", ".join(sorted(WORKLOADS)),
-            remedy=did_you_mean(name, WORKLOADS),
-        )
-    workload = WORKLOADS[name]
+    workload = WORKLOADS.find(name)
     parameters = inspect.signature(workload).parameters
     for option in options:
         if option not in parameters:
