@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from autoshard.errors import InputError, quoted
+from autoshard.checks import check_integers, check_numbers
+from autoshard.errors import InputError
 from envs.episodes import EnvConfig, RewardKind
 
 
@@ -57,24 +57,11 @@ class AgentConfig:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            value = getattr(self, field.name)
             if field.type == "int":
                 low = 0 if field.name in ("seed", "num_updates") else 1
-                if isinstance(value, bool) or not isinstance(value, int) or value < low:
-                    raise InputError(
-                        f"{field.name} is not usable",
-                        got=quoted(value),
-                        allowed=f"integers >= {low}",
-                    )
-            elif field.type == "float" and (
-                isinstance(value, bool)
-                or not isinstance(value, int | float)
-                or not math.isfinite(value)
-                or value < 0
-            ):
-                raise InputError(
-                    f"{field.name} is not usable", got=quoted(value), allowed="a finite number >= 0"
-                )
+                check_integers(self, **{field.name: low})
+            elif field.type == "float":
+                check_numbers(self, **{field.name: 0.0})
         if self.gae_lambda > 1:
             raise InputError("gae_lambda is not usable", got=self.gae_lambda, allowed="0..1")
         if self.num_envs * self.steps_per_update < 2:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from autoshard.checks import check_integers
 from autoshard.errors import InputError, quoted
 from autoshard.tables import Table, check_tables
 from autoshard.topology import Topology
@@ -41,12 +42,7 @@ class TrainingConfig:
     """Batches held on a rank at once: 1 in a plain loop, 3 in a pipelined one."""
 
     def __post_init__(self) -> None:
-        for name, low in (("batch_size", 1), ("dense_bytes", 0), ("batches_in_flight", 1)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < low:
-                raise InputError(
-                    f"{name} is not usable", got=quoted(value), allowed=f"integers >= {low}"
-                )
+        check_integers(self, batch_size=1, dense_bytes=0, batches_in_flight=1)
         if self.batch_size > MAX_BATCH_SIZE:
             raise InputError(
                 "batch_size is out of range", got=self.batch_size, allowed=f"1..{MAX_BATCH_SIZE}"

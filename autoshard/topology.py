@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from autoshard.checks import check_integers
 from autoshard.errors import InputError, quoted
 from autoshard.files import fingerprint
 
@@ -29,12 +30,7 @@ class Topology:
     """Bytes on each rank that no plan may use (fragmentation, other processes)."""
 
     def __post_init__(self) -> None:
-        for name in ("world_size", "local_world_size", "reserved_bytes"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise InputError(
-                    f"{name} is not usable", got=quoted(value), allowed="integers >= 0"
-                )
+        check_integers(self, world_size=0, local_world_size=0, reserved_bytes=0)
         if self.reserved_bytes > MAX_BYTES:
             raise InputError(
                 "reserved_bytes is out of range",

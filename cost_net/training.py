@@ -19,7 +19,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from autoshard.errors import InputError, quoted
+from autoshard.checks import check_integers, check_numbers
+from autoshard.errors import InputError
 from cost_net.baselines import linear_weights
 from cost_net.dataset import KernelData, shard_rows
 from cost_net.networks import NETWORKS, AdditiveNet, SumNet, make_network
@@ -61,18 +62,9 @@ class CostNetConfig:
     """Passes over the all-to-alls."""
 
     def __post_init__(self) -> None:
-        for name in ("num_epochs", "patience", "batch_size", "num_threads", "collective_epochs"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InputError(
-                    f"{name} is not usable", got=quoted(value), allowed="integers >= 1"
-                )
-        for name in ("learning_rate", "weight_decay"):
-            value = getattr(self, name)
-            if not math.isfinite(value) or value < 0:
-                raise InputError(f"{name} is not usable", got=value, allowed="a number >= 0")
-        if self.seed < 0:
-            raise InputError("seed is not usable", got=self.seed, allowed="integers >= 0")
+        check_integers(self, num_epochs=1, patience=1, batch_size=1, num_threads=1)
+        check_integers(self, collective_epochs=1, seed=0)
+        check_numbers(self, learning_rate=0.0, weight_decay=0.0)
         assert self.network.value in NETWORKS
 
 

@@ -8,7 +8,6 @@ Shapes: N=episodes, R=max_ranks, K=rank features, G=global features.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -19,6 +18,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from autoshard.checks import is_finite_number
 from autoshard.errors import InfeasibleError, InputError, quoted
 from autoshard.observation import (
     FEATURE_LIMIT,
@@ -82,12 +82,7 @@ class EnvConfig:
             )
         for name in ("failure_penalty", "reward_scale"):
             value = getattr(self, name)
-            if (
-                isinstance(value, bool)
-                or not isinstance(value, int | float)
-                or not math.isfinite(value)
-                or value <= 0
-            ):
+            if not is_finite_number(value) or value <= 0:
                 raise InputError(
                     f"{name} is not usable", got=quoted(value), allowed="a finite number > 0"
                 )

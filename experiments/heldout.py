@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from autoshard.checks import check_integers
 from autoshard.errors import InputError
 from autoshard.problem import ShardingProblem
 from autoshard.tables import Table
@@ -27,8 +28,7 @@ class Setting:
     """Room for shards over an equal share of all tables, drawn log-uniformly."""
 
     def __post_init__(self) -> None:
-        if self.num_tasks < 1:
-            raise InputError("num_tasks is not usable", got=self.num_tasks, allowed="integers >= 1")
+        check_integers(self, num_tasks=1)
 
     @property
     def name(self) -> str:

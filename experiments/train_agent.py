@@ -16,6 +16,7 @@ from agents.config import AgentConfig
 from agents.export import export_policy
 from agents.metrics import METRICS_FILE
 from agents.training import TrainingResult, train_agent
+from autoshard.checks import check_integers
 from autoshard.cost_models.exported import load_cost_model
 from autoshard.errors import InputError
 from autoshard.files import write_atomically
@@ -46,12 +47,7 @@ class TrainAgentConfig:
     """Tasks of tables unseen in training, which choose the best policy."""
 
     def __post_init__(self) -> None:
-        if self.num_validation_tasks < 1:
-            raise InputError(
-                "num_validation_tasks is not usable",
-                got=self.num_validation_tasks,
-                allowed="integers >= 1",
-            )
+        check_integers(self, num_validation_tasks=1)
         if max(self.tasks.world_sizes) > self.agent.max_ranks:
             raise InputError(
                 "tasks have more ranks than the agent's environment",

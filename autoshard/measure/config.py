@@ -7,12 +7,12 @@ worker processes and the fingerprint that says whether a folder may be continued
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, get_origin, get_type_hints
 
+from autoshard.checks import check_integers, check_numbers
 from autoshard.errors import InputError, quoted
 from autoshard.files import fingerprint
 from autoshard.problem import Optimizer
@@ -48,8 +48,8 @@ class TimingConfig:
     """Stop (after `min_iterations`) once the timed iterations took this long."""
 
     def __post_init__(self) -> None:
-        _check_integers(self, warmup_iterations=1, min_iterations=3, max_iterations=3)
-        _check_numbers(self, target_relative_error=0.0, time_budget_s=0.0)
+        check_integers(self, warmup_iterations=1, min_iterations=3, max_iterations=3)
+        check_numbers(self, target_relative_error=0.0, time_budget_s=0.0)
         if self.max_iterations < self.min_iterations:
             raise InputError(
                 "max_iterations is below min_iterations",
@@ -75,7 +75,7 @@ class KernelConfig:
     """Weights of the largest shard set, per worker. Memory is touched only as used."""
 
     def __post_init__(self) -> None:
-        _check_integers(self, num_batches=1, reference_iterations=3, arena_bytes=2**20)
+        check_integers(self, num_batches=1, reference_iterations=3, arena_bytes=2**20)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,8 +105,8 @@ class SamplingConfig:
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_samples", tuple(self.num_samples))
         object.__setattr__(self, "split_shares", tuple(self.split_shares))
-        _check_integers(self, max_tables=1, max_weight_bytes=2**10)
-        _check_numbers(
+        check_integers(self, max_tables=1, max_weight_bytes=2**10)
+        check_numbers(
             self,
             column_share=0.0,
             row_share=0.0,
@@ -160,8 +160,8 @@ class CollectiveConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "world_sizes", tuple(self.world_sizes))
-        _check_integers(self, num_collectives=0, max_rank_bytes=64)
-        _check_numbers(self, item_time_limit_s=0.0)
+        check_integers(self, num_collectives=0, max_rank_bytes=64)
+        check_numbers(self, item_time_limit_s=0.0)
         if any(
             isinstance(size, bool) or not isinstance(size, int) or size < 2
             for size in self.world_sizes
@@ -202,8 +202,8 @@ class MeasureConfig:
     """… or when the oldest is this old."""
 
     def __post_init__(self) -> None:
-        _check_integers(self, seed=0, num_sets=0, num_repeated_sets=0, workers=0, flush_rows=1)
-        _check_numbers(self, item_time_limit_s=0.0, flush_s=0.0)
+        check_integers(self, seed=0, num_sets=0, num_repeated_sets=0, workers=0, flush_rows=1)
+        check_numbers(self, item_time_limit_s=0.0, flush_s=0.0)
         if self.num_repeated_sets > self.num_sets:
             raise InputError(
                 "num_repeated_sets is above num_sets",
@@ -283,26 +283,3 @@ def _from_plain(kind: Any, value: Any, where: str) -> Any:
 def protocol_fingerprint(*parts: Any) -> str:
     """Identifies what decides a row's meaning; equal for a run and its continuation."""
     return fingerprint([MEASURE_VERSION, *map(to_plain, parts)])
-
-
-def _check_integers(config: Any, **lowest: int) -> None:
-    for name, low in lowest.items():
-        value = getattr(config, name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < low:
-            raise InputError(
-                f"{name} is not usable", got=quoted(value), allowed=f"integers >= {low}"
-            )
-
-
-def _check_numbers(config: Any, **lowest: float) -> None:
-    for name, low in lowest.items():
-        value = getattr(config, name)
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not math.isfinite(value)
-            or value < low
-        ):
-            raise InputError(
-                f"{name} is not usable", got=quoted(value), allowed=f"a finite number >= {low}"
-            )
