@@ -22,7 +22,7 @@ from autoshard.runtime.collectives import Parcel, Received, empty_parcel
 from autoshard.runtime.initialization import initialize_rows
 from autoshard.runtime.kernels import EmbeddingKernel, KernelKey, kernel_key
 from autoshard.runtime.layout import PlacedTable
-from autoshard.runtime.sharding import LocalShard, MethodState, RankContext
+from autoshard.runtime.sharding import IdsMessage, LocalShard, MethodState, RankContext
 from autoshard.runtime.streams import GatheredStreams, gather_streams, pack_weights
 from autoshard.runtime.timing import Compute
 from autoshard.shards import ShardingType, ShardSlice
@@ -32,6 +32,7 @@ class BagReplicas:
     """See the module's first lines."""
 
     num_announced = 1
+    exchanges_ids = True
     exchanges_outputs = False
 
     def __init__(self, tables: Sequence[PlacedTable], context: RankContext) -> None:
@@ -52,30 +53,20 @@ class BagReplicas:
         self._weighted_E = [entry.table.weighted for entry in self.entries]
         self._num_cols = sum(group.kernel.num_cols for group in self._groups)
 
-    def exchanges_ids(self, *, training: bool) -> bool:
-        """Only where gradients follow."""
-        return training
-
-    def announce(self, state: MethodState) -> list[list[int]]:
-        """How many elements of ids all ranks will get."""
+    def send_ids(self, state: MethodState) -> list[IdsMessage]:
+        """Everything to everybody, where gradients follow."""
         ids = state.ids
         parts = [ids.lengths_EB.flatten(), *ids.values]
         if ids.weights is not None:
             pairs = zip(ids.weights, self._weighted_E, strict=True)
             parts += pack_weights([weights for weights, is_weighted in pairs if is_weighted])
         state.values["own"] = own = torch.cat(parts)
-        size = own.numel() if state.training else 0
-        return [[size]] * self._context.world_size
+        message = IdsMessage([own.numel()], [own]) if state.training else IdsMessage([0], [])
+        return [message] * self._context.world_size
 
-    def send_ids(self, state: MethodState, announced: list[list[int]]) -> Parcel:
-        """Everything to everybody."""
-        world_size = self._context.world_size
-        if not state.training:
-            return empty_parcel(world_size, torch.int64, self._context.device)
-        own: Tensor = state.values["own"]
-        return Parcel(
-            own.repeat(world_size), [own.numel()] * world_size, [size for (size,) in announced]
-        )
+    def expect_ids(self, state: MethodState, announced: list[list[int]]) -> list[int]:
+        """As many as announced."""
+        return [size for (size,) in announced]
 
     def lookup(self, state: MethodState, ids: Received) -> None:
         """Pool the local batch."""

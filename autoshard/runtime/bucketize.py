@@ -41,7 +41,7 @@ class RowBucketizer:
 
         Args:
             entries: E of them.
-            starts: per entry, the first row of each bucket, ascending from 0.
+            starts: per entry, the first row of each of its at least two buckets, ascending from 0.
             device: of the batches.
         """
         load_fbgemm()  # registers the operator
@@ -52,8 +52,14 @@ class RowBucketizer:
             missing = self._num_buckets + 1 - len(own)
             bounds = [*own, *[entry.table.num_embeddings] * missing]
             self._bounds.append(torch.tensor(bounds, dtype=torch.int64, device=device))
-        # The operator asks for a block size per entry even where it gets bounds.
-        self._block_sizes = torch.ones(len(self._bounds), dtype=torch.int64, device=device)
+        # Even cuts need no search; where some are not, the operator asks for sizes all the same.
+        blocks = [own[1] for own in starts]
+        self._block_sizes = torch.tensor(blocks, dtype=torch.int64, device=device)
+        self._is_even = all(
+            own == [block * index for index in range(len(own))]
+            and entry.table.num_embeddings <= block * len(own)
+            for entry, own, block in zip(entries, starts, blocks, strict=True)
+        )
 
     def __call__(
         self, lengths_EB: Tensor, values: Sequence[Tensor], weights: Sequence[Tensor] | None
@@ -73,7 +79,7 @@ class RowBucketizer:
             block_sizes=self._block_sizes,
             my_size=self._num_buckets,
             weights=None if weights is None else torch.cat(list(weights)),
-            block_bucketize_pos=self._bounds,
+            block_bucketize_pos=None if self._is_even else self._bounds,
         )
         num_streams = self._num_buckets * len(self._bounds)
         lengths_SB = cut[0].view(num_streams, lengths_EB.shape[1])

@@ -13,7 +13,6 @@ The step consists of `input_dist` and `lookup`, which a pipelined loop may call 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -23,9 +22,10 @@ from autoshard.errors import InputError, PlanError
 from autoshard.plan import ShardingPlan
 from autoshard.runtime.batch import JaggedBatch
 from autoshard.runtime.capabilities import Device, check_plan_supported
-from autoshard.runtime.collectives import CollectiveError, Collectives, Parcel, Received, offsets
-from autoshard.runtime.headers import HEADER_SIZE, Header, Status, stop_if_told
+from autoshard.runtime.collectives import CollectiveError, Collectives, Received
+from autoshard.runtime.headers import Header, Status
 from autoshard.runtime.ids import EntryGather, EntryIds, IdsMode
+from autoshard.runtime.input_dist import InputDistributor
 from autoshard.runtime.layout import layout_of
 from autoshard.runtime.sharding import (
     LocalShard,
@@ -116,6 +116,9 @@ class ShardedEmbeddings(nn.Module):
             ids_mode,
             collectives.device,
         )
+        self._distribute = InputDistributor(
+            self._methods, self._gather.entries, self._input_collectives
+        )
         self._exchanges_outputs = any(method.exchanges_outputs for method in self._methods)
         self._mean_entries = [
             index
@@ -176,7 +179,7 @@ class ShardedEmbeddings(nn.Module):
         """
         training = torch.is_grad_enabled() if training is None else training
         if batch is None:
-            self._exchange_sizes(self._header(Status.ENDED, training), None)
+            self._distribute(self._header(Status.ENDED, training), None)
             return None
         try:
             gathered = self._checked(batch)
@@ -184,26 +187,17 @@ class ShardedEmbeddings(nn.Module):
             self.announce_failure(training=training)
             raise
         states = self._states(gathered, training)
-        headers, announced = self._exchange_sizes(self._header_of(gathered, training), states)
-        if any(header.status == Status.ENDED for header in headers):
+        ids = self._distribute(self._header_of(gathered, training), states)
+        if ids is None:
             return None
-        if gathered.bad_id is None:
-            self.num_out_of_range += gathered.num_out_of_range
-        for state in states:
-            state.batch_sizes_R = [header.batch_size for header in headers]
-        parcels = [
-            method.send_ids(state, numbers)
-            for method, state, numbers in zip(self._methods, states, announced, strict=True)
-        ]
-        needed = self._exchanges_ids(training)
-        ids = self._exchange_if(needed, self._input_collectives, Phase.IDS, torch.int64, parcels)
+        self.num_out_of_range += gathered.num_out_of_range
         return StepInput(gathered.lengths_EB.shape[1], states, ids, training, gathered.lengths_EB)
 
     def announce_failure(self, *, training: bool | None = None) -> None:
         """Tell the other ranks, which wait for this one's batch, that none will come."""
         training = torch.is_grad_enabled() if training is None else training
         try:
-            self._exchange_sizes(self._header(Status.FAILED, training), None)
+            self._distribute(self._header(Status.FAILED, training), None)
         except (CollectiveError, InputError):
             return  # they stop anyway
 
@@ -269,9 +263,6 @@ class ShardedEmbeddings(nn.Module):
             states.append(MethodState(part, training))
         return states
 
-    def _exchanges_ids(self, training: bool) -> bool:
-        return any(method.exchanges_ids(training=training) for method in self._methods)
-
     def _header(self, status: Status, training: bool) -> Header:
         step = self._input_collectives.recorder.step
         return Header(step=step, status=status, training=training)
@@ -287,43 +278,16 @@ class ShardedEmbeddings(nn.Module):
             bad_value=0 if bad is None else bad.value,
         )
 
-    def _exchange_sizes(
-        self, header: Header, states: list[MethodState] | None
-    ) -> tuple[list[Header], list[list[list[int]]]]:
-        """Exchange headers and sizes; stop on every rank if any rank has to.
-
-        Returns:
-            Per source rank its header; per method, per source rank what it announced.
-        """
-        ranks = range(self._world_size)
-        counts = [method.num_announced for method in self._methods]
-        rows = [header.to_list() for _ in ranks]
-        for index, method in enumerate(self._methods):
-            if states is None:
-                numbers = [[0] * counts[index]] * self._world_size
-            else:
-                numbers = method.announce(states[index])
-            rows = [row + own for row, own in zip(rows, numbers, strict=True)]
-        sent = torch.tensor(rows, dtype=torch.int64, device=self._collectives.device)
-        sizes = [sent.shape[1]] * self._world_size
-        parcel = Parcel(sent.flatten(), sizes, sizes)
-        phase = Phase.SIZES if self._exchanges_ids(bool(header.training)) else Phase.CONTROL
-        (received,) = self._input_collectives.exchange(phase, torch.int64, [parcel])
-        told = received.joined().view(self._world_size, -1).tolist()
-        headers = [Header.from_list(row[:HEADER_SIZE]) for row in told]
-        stop_if_told(headers, self._rank, self._gather.entries)
-        starts = offsets([HEADER_SIZE, *counts])[1:]
-        return headers, [[row[a:b] for row in told] for a, b in pairwise(starts)]
-
     def _forward(self, step: StepInput) -> list[Tensor]:
         work = list(zip(self._methods, step.states, strict=True))
         for (method, state), ids in zip(work, step.ids, strict=True):
             method.lookup(state, ids)
         with torch.no_grad():
             parcels = [method.send_outputs(state) for method, state in work]
-            outputs = self._exchange_if(
-                self._exchanges_outputs, self._collectives, Phase.OUTPUTS, torch.float32, parcels
-            )
+            if self._exchanges_outputs:
+                outputs = self._collectives.exchange(Phase.OUTPUTS, torch.float32, parcels)
+            else:
+                outputs = [Received([parcel.send] * self._world_size) for parcel in parcels]
             pooled = [
                 output
                 for (method, state), received in zip(work, outputs, strict=True)
@@ -355,18 +319,6 @@ class ShardedEmbeddings(nn.Module):
             return []
         lengths = step.num_ids_EB[self._mean_entries].clamp(min=1).to(torch.float32)
         return list(zip(self._mean_entries, lengths.unsqueeze(2), strict=True))
-
-    def _exchange_if(
-        self,
-        needed: bool,
-        collectives: Collectives,
-        phase: Phase,
-        dtype: torch.dtype,
-        parcels: list[Parcel],
-    ) -> list[Received]:
-        if needed:
-            return collectives.exchange(phase, dtype, parcels)
-        return [Received([parcel.send] * self._world_size) for parcel in parcels]
 
 
 def _alias(tensor: Tensor) -> Tensor:

@@ -7,8 +7,8 @@ end of the data, at an id out of range, or when one of them could not read its b
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 from autoshard.errors import InputError
 from autoshard.runtime.collectives import CollectiveError
@@ -26,8 +26,7 @@ class Status(IntEnum):
     """It could not prepare its batch."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Header:
+class Header(NamedTuple):
     """One rank's message; all fields travel as int64, in this order."""
 
     step: int
@@ -38,18 +37,11 @@ class Header:
     bad_entry: int = 0
     """Position of the entry with an id out of range."""
     bad_value: int = 0
-
-    def to_list(self) -> list[int]:
-        """The fields, in order."""
-        return [int(value) for value in astuple(self)]
-
-    @classmethod
-    def from_list(cls, values: Sequence[int]) -> Header:
-        """The inverse of `to_list`."""
-        return cls(**dict(zip(cls.__dataclass_fields__, values, strict=True)))
+    ids_follow: int = 0
+    """1 if this rank's ids did not fit into the room left for them."""
 
 
-HEADER_SIZE = len(Header.__dataclass_fields__)
+HEADER_SIZE = len(Header._fields)
 
 
 def stop_if_told(headers: Sequence[Header], own_rank: int, entries: Sequence[Entry]) -> None:

@@ -101,12 +101,13 @@ class EntryGather:
                 remedy="give one weight per id",
             )
         rows = [position[entry.feature] for entry in self.entries]
+        in_order = rows == list(range(len(batch.feature_names)))
         counts_F = batch.lengths_FB.sum(1)
         counts = counts_F.tolist()
         parts = batch.values_L.split(counts)
-        lengths_EB = batch.lengths_FB[rows]
+        lengths_EB = batch.lengths_FB if in_order else batch.lengths_FB[rows]
         counts_E = [counts[row] for row in rows]
-        values_L = torch.cat([parts[row] for row in rows]) if rows else batch.values_L[:0]
+        values_L = batch.values_L if in_order else torch.cat([parts[row] for row in rows])
         values_L, num_bad, bad_id = self._check(values_L, counts_E)
         weights: list[Tensor] | None = None
         if batch.weights_L is not None:

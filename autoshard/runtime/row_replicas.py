@@ -27,7 +27,7 @@ from autoshard.runtime.collectives import Parcel, Received, empty_parcel, offset
 from autoshard.runtime.initialization import initialize_rows
 from autoshard.runtime.kernels import EmbeddingKernel, KernelKey, kernel_key
 from autoshard.runtime.layout import PlacedTable
-from autoshard.runtime.sharding import LocalShard, MethodState, RankContext
+from autoshard.runtime.sharding import IdsMessage, LocalShard, MethodState, RankContext
 from autoshard.runtime.timing import Compute
 from autoshard.shards import ShardingType, ShardSlice
 
@@ -49,6 +49,7 @@ class _Lookup:
 class RowReplicas:
     """See the module's first lines."""
 
+    exchanges_ids = False
     exchanges_outputs = False
 
     def __init__(self, tables: Sequence[PlacedTable], context: RankContext) -> None:
@@ -67,12 +68,8 @@ class RowReplicas:
         self._slices = [slice(*pair) for pair in pairwise(first)]
         self.num_announced = len(self._replicas)
 
-    def exchanges_ids(self, *, training: bool) -> bool:
-        """Never."""
-        return False
-
-    def announce(self, state: MethodState) -> list[list[int]]:
-        """How many distinct rows of each kernel this rank touches."""
+    def send_ids(self, state: MethodState) -> list[IdsMessage]:
+        """No ids, but how many distinct rows of each kernel this rank touches."""
         state.values["lookups"] = lookups = [
             replica.prepare(state, entries)
             for replica, entries in zip(self._replicas, self._slices, strict=True)
@@ -84,12 +81,12 @@ class RowReplicas:
                 for lookup in lookups:
                     _deduplicate(lookup)
             counts = [_unique_rows(lookup).numel() for lookup in lookups]
-        return [counts] * self._context.world_size
+        return [IdsMessage(counts, [])] * self._context.world_size
 
-    def send_ids(self, state: MethodState, announced: list[list[int]]) -> Parcel:
-        """Nothing: ids stay where they are."""
+    def expect_ids(self, state: MethodState, announced: list[list[int]]) -> list[int]:
+        """None."""
         state.values["counts"] = announced
-        return empty_parcel(self._context.world_size, torch.int64, self._context.device)
+        return [0] * self._context.world_size
 
     def lookup(self, state: MethodState, ids: Received) -> None:
         """Pool the local batch."""

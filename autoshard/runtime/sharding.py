@@ -3,7 +3,7 @@
 A step runs every `ShardingMethod` through the phases below, on every rank, and sends the
 parcels of all methods in one collective per phase:
 
-    sizes ─► ids ─► lookup ─► outputs ─► (dense layers) ─► gradients ─► update
+    ids ─► lookup ─► outputs ─► (dense layers) ─► gradients ─► update
 
 There are four: `Sliced` for tables whose rectangles lie on one rank each (`table_wise`,
 `row_wise`, `table_row_wise`, `column_wise`, `table_column_wise`), with `NodeSliced` for
@@ -62,6 +62,16 @@ class LocalShard:
     [num_rows]; `exp_avg` and `exp_avg_sq` [num_rows, num_cols] for Adam; none for SGD."""
 
 
+@dataclass(frozen=True, eq=False)
+class IdsMessage:
+    """What one method has for one rank before the lookup."""
+
+    announced: list[int]
+    """The method's `num_announced` numbers."""
+    parts: list[Tensor]
+    """int64, one-dimensional, to be sent one after the other."""
+
+
 @dataclass
 class MethodState:
     """What one method remembers of one step."""
@@ -80,18 +90,17 @@ class ShardingMethod(Protocol):
     entries: tuple[Entry, ...]
     """What it looks up from the local batch, in its own order, the same on every rank."""
     num_announced: int
-    """N: numbers that this rank tells each other rank before any ids travel."""
+    """N: numbers that this rank tells each other rank ahead of any ids."""
+    exchanges_ids: bool
+    """Whether ids ever travel."""
     exchanges_outputs: bool
     """Whether its pooled outputs travel; if not, its parcels of them are always empty."""
 
-    def exchanges_ids(self, *, training: bool) -> bool:
-        """Whether its ids travel; if not, its parcels of them are always empty."""
+    def send_ids(self, state: MethodState) -> list[IdsMessage]:
+        """Prepare the local batch; what each destination rank is to get, [R]."""
 
-    def announce(self, state: MethodState) -> list[list[int]]:
-        """Prepare the local batch; N numbers for each destination rank, [R][N]."""
-
-    def send_ids(self, state: MethodState, announced: list[list[int]]) -> Parcel:
-        """Read what every source rank announced, [R][N]; send ids as int64."""
+    def expect_ids(self, state: MethodState, announced: list[list[int]]) -> list[int]:
+        """Read what every source rank announced, [R][N]; elements of ids that it sends, [R]."""
 
     def lookup(self, state: MethodState, ids: Received) -> None:
         """Run the forward kernels on the ids of every source rank."""

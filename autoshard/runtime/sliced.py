@@ -24,7 +24,7 @@ from autoshard.runtime.collectives import Parcel, Received
 from autoshard.runtime.initialization import initialize_rows
 from autoshard.runtime.kernels import EmbeddingKernel
 from autoshard.runtime.layout import PlacedTable
-from autoshard.runtime.sharding import LocalShard, MethodState, RankContext
+from autoshard.runtime.sharding import IdsMessage, LocalShard, MethodState, RankContext
 from autoshard.runtime.slicing import Feature, SliceGeometry
 from autoshard.runtime.streams import GatheredStreams, gather_streams, pack_weights
 from autoshard.runtime.timing import Compute
@@ -34,11 +34,8 @@ class Sliced:
     """See the module's first lines."""
 
     num_announced = 1
+    exchanges_ids = True
     exchanges_outputs = True
-
-    def exchanges_ids(self, *, training: bool) -> bool:
-        """Always: ids go to the ranks that hold the rows."""
-        return True
 
     def __init__(self, tables: Sequence[PlacedTable], context: RankContext) -> None:
         """Allocate the shards of this rank, and no others."""
@@ -59,14 +56,18 @@ class Sliced:
             dtype=torch.int64,
             device=context.device,
         )
+        self._weighted_streams_R = [
+            [stream for stream in slices.streams if geometry.is_weighted(stream)]
+            for slices in self._slices_R
+        ]
         self._weighted_S = [geometry.is_weighted(stream) for stream in self._own.streams]
         self._groups = [
             _Group(list(features), context)
             for _, features in groupby(self._own.features, key=lambda feature: feature.key)
         ]
 
-    def announce(self, state: MethodState) -> list[list[int]]:
-        """Cut the batch into streams; how many elements each rank will get of them."""
+    def send_ids(self, state: MethodState) -> list[IdsMessage]:
+        """Cut the batch into streams, and send each rank those that it holds rows of."""
         ids, whole = state.ids, self._geometry.num_whole
         lengths_SB = ids.lengths_EB
         values, weights = ids.values, ids.weights or []
@@ -76,28 +77,21 @@ class Sliced:
             lengths_SB = torch.cat([lengths_SB[:whole], cut.lengths_SB])
             values = [*values[:whole], *cut.values]
             weights = [*weights[:whole], *cut.weights]
-        sent: list[list[Tensor]] = []
-        for slices in self._slices_R:
-            heavy = [s for s in slices.streams if weights and self._geometry.is_weighted(s)]
-            sent.append(
-                [values[s] for s in slices.streams] + pack_weights([weights[s] for s in heavy])
-            )
-        batch_size = lengths_SB.shape[1]
-        sizes = [
-            len(slices.streams) * batch_size + sum(part.numel() for part in parts)
-            for slices, parts in zip(self._slices_R, sent, strict=True)
-        ]
-        state.values.update(lengths=lengths_SB[self._sent_streams], sent=sent, sizes=sizes)
-        return [[size] for size in sizes]
+        lengths_SB = lengths_SB[self._sent_streams]
+        messages = []
+        first = 0
+        for slices, heavy in zip(self._slices_R, self._weighted_streams_R, strict=True):
+            last = first + len(slices.streams)
+            parts = [lengths_SB[first:last].flatten(), *(values[s] for s in slices.streams)]
+            if weights:
+                parts += pack_weights([weights[s] for s in heavy])
+            messages.append(IdsMessage([sum(part.numel() for part in parts)], parts))
+            first = last
+        return messages
 
-    def send_ids(self, state: MethodState, announced: list[list[int]]) -> Parcel:
-        """To each rank, per stream the bags' lengths, then the ids, then the weights."""
-        lengths = state.values.pop("lengths").split([len(s.streams) for s in self._slices_R])
-        parts: list[Tensor] = []
-        for lengths_SB, rest in zip(lengths, state.values.pop("sent"), strict=True):
-            parts.append(lengths_SB.flatten())
-            parts.extend(rest)
-        return Parcel(torch.cat(parts), state.values.pop("sizes"), [size for (size,) in announced])
+    def expect_ids(self, state: MethodState, announced: list[list[int]]) -> list[int]:
+        """As many as announced."""
+        return [size for (size,) in announced]
 
     def lookup(self, state: MethodState, ids: Received) -> None:
         """Bring the ids from rank-major to feature-major order and pool them."""

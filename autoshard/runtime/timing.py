@@ -38,10 +38,11 @@ class Phase(Enum):
     """The collectives of a step, in the order in which they run."""
 
     CONTROL = "control"
-    """Step status where no ids travel; not caused by tables, so not a term of the objective."""
-    SIZES = "sizes"
-    """What each rank is about to send; the step's status rides on it."""
+    """The step's status where no ids travel: not caused by tables, so no term of the objective."""
     IDS = "ids"
+    """The step's status rides on it."""
+    LATE_IDS = "late_ids"
+    """Those of a step whose ids did not fit into the room left for them."""
     NODE_OUTPUTS = "node_outputs"
     """Partial sums, between the ranks of a node."""
     OUTPUTS = "outputs"
@@ -51,7 +52,7 @@ class Phase(Enum):
     """The all-reduce of dense gradients; not a term of the objective."""
 
 
-FORWARD_PHASES = (Phase.SIZES, Phase.IDS, Phase.NODE_OUTPUTS, Phase.OUTPUTS)
+FORWARD_PHASES = (Phase.IDS, Phase.LATE_IDS, Phase.NODE_OUTPUTS, Phase.OUTPUTS)
 BACKWARD_PHASES = (Phase.GRADIENTS, Phase.NODE_GRADIENTS)
 
 
@@ -218,11 +219,15 @@ def combine_records(
     transfer: dict[Phase, FloatArray] = {}
     wait: dict[Phase, FloatArray] = {}
     for phase in Phase:
-        if not all(phase.value in r.collectives_ns for records in records_RS for r in records):
-            continue
         name = phase.value
-        arrive_SR = readings(lambda r, name=name: r.collectives_ns[name][0]) - offset_R
-        end_SR = readings(lambda r, name=name: r.collectives_ns[name][1]) - offset_R
+        ran_SR = readings(lambda r, name=name: name in r.collectives_ns).astype(bool)
+        if not ran_SR.any():
+            continue
+        arrive_SR = readings(lambda r, name=name: r.collectives_ns.get(name, (0, 0))[0]) - offset_R
+        end_SR = readings(lambda r, name=name: r.collectives_ns.get(name, (0, 0))[1]) - offset_R
+        # Some collectives run in some steps only; in the others they take no time.
+        absent_S = ~ran_SR.all(axis=1)
+        arrive_SR[absent_S], end_SR[absent_S] = 0, 0
         last_S = arrive_SR.max(axis=1)
         # A rank that exchanges nothing may leave before the last one arrives.
         transfer[phase] = np.maximum(end_SR.max(axis=1) - last_S, 0) / _NS_PER_MS

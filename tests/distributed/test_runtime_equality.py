@@ -43,8 +43,8 @@ def run_cases(groups: Groups, world_size: int, cases: list[Case]) -> list[list[O
     return [list(of_case) for of_case in zip(*per_rank, strict=True)]
 
 
-@each_world_size
 @each_kind
+@each_world_size
 def test_every_optimizer_and_pooling_agrees(
     groups: Groups, kinds: list[ShardingType], world_size: int
 ) -> None:
@@ -57,8 +57,8 @@ def test_every_optimizer_and_pooling_agrees(
         check_equal(case, outcomes)
 
 
-@each_world_size
 @each_kind
+@each_world_size
 def test_exact_values_are_equal_to_the_last_bit(
     groups: Groups, kinds: list[ShardingType], world_size: int
 ) -> None:
@@ -78,8 +78,8 @@ def test_exact_values_are_equal_to_the_last_bit(
         assert torch.equal(states["sum"], trainer.tables[name].states["sum"])
 
 
-@each_world_size
 @each_kind
+@each_world_size
 def test_half_precision_weights_agree(
     groups: Groups, kinds: list[ShardingType], world_size: int
 ) -> None:

@@ -1,0 +1,144 @@
+"""Distributes the input of a step: status, sizes and ids, as a rule in one all-to-all.
+
+Both sides of an all-to-all have to know its sizes, and those of ids differ from batch to
+batch. So each pair of ranks leaves room for a little more than what it sent last, which
+both know. Where every rank's ids fit into their room, they ride on the message that
+carries the status; where some do not, which that message tells everybody, a second
+all-to-all brings the ids of all.
+
+    status | numbers announced by each method | ids of each method | unused room
+
+Shapes: R=ranks, M=methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from autoshard.runtime.collectives import Collectives, Parcel, Received, offsets
+from autoshard.runtime.headers import HEADER_SIZE, Header, Status, stop_if_told
+from autoshard.runtime.layout import Entry
+from autoshard.runtime.sharding import MethodState, ShardingMethod
+from autoshard.runtime.timing import Phase
+
+
+class InputDistributor:
+    """The input side of all methods of one rank; used by one thread at a time."""
+
+    def __init__(
+        self,
+        methods: Sequence[ShardingMethod],
+        entries: Sequence[Entry],
+        collectives: Collectives,
+    ) -> None:
+        """Begin without room: the first step takes two all-to-alls."""
+        self._methods = methods
+        self._entries = entries
+        self._collectives = collectives
+        self._world_size = collectives.world_size
+        self._phase = Phase.IDS if any(m.exchanges_ids for m in methods) else Phase.CONTROL
+        starts = offsets([method.num_announced for method in methods])
+        self._announced = [slice(HEADER_SIZE + a, HEADER_SIZE + b) for a, b in pairwise(starts)]
+        self._head_size = HEADER_SIZE + starts[-1]
+        self._room_to_R = [0] * self._world_size
+        self._room_from_R = [0] * self._world_size
+
+    def __call__(self, header: Header, states: list[MethodState] | None) -> list[Received] | None:
+        """Distribute one batch.
+
+        Args:
+            header: what this rank has to say.
+            states: one per method, with the local ids; None where there is no batch. Their
+                `batch_sizes_R` are filled in.
+
+        Returns:
+            Per method what every rank sent it; None if any rank has no more batches.
+
+        Raises:
+            InputError: some rank's batch holds an id out of range.
+            CollectiveError: ranks disagree on the step, or another rank failed.
+        """
+        ranks = range(self._world_size)
+        heads: list[list[int]] = [[] for _ in ranks]
+        parts: list[list[Tensor]] = [[] for _ in ranks]
+        for index, method in enumerate(self._methods):
+            if states is None:
+                for head in heads:
+                    head += [0] * method.num_announced
+                continue
+            for rank, message in enumerate(method.send_ids(states[index])):
+                heads[rank] += message.announced
+                parts[rank] += message.parts
+        to_R = [sum(part.numel() for part in own) for own in parts]
+        fits = all(size <= room for size, room in zip(to_R, self._room_to_R, strict=True))
+        header = header._replace(ids_follow=not fits)
+        pieces = self._tell(header, heads, parts if fits else [[] for _ in ranks])
+        told = torch.stack([piece[: self._head_size] for piece in pieces]).tolist()
+        headers = [Header(*row[:HEADER_SIZE]) for row in told]
+        stop_if_told(headers, self._collectives.rank, self._entries)
+        if states is None or any(header.status == Status.ENDED for header in headers):
+            return None
+        sizes_MR: list[list[int]] = []
+        for method, state, numbers in zip(self._methods, states, self._announced, strict=True):
+            state.batch_sizes_R = [header.batch_size for header in headers]
+            sizes_MR.append(method.expect_ids(state, [row[numbers] for row in told]))
+        from_R = [sum(sizes) for sizes in zip(*sizes_MR, strict=True)]
+        if any(header.ids_follow for header in headers):
+            payload = self._send_after(parts, to_R, from_R)
+        else:
+            payload = [piece[self._head_size :] for piece in pieces]
+        self._room_to_R = [_room(*pair) for pair in zip(self._room_to_R, to_R, strict=True)]
+        self._room_from_R = [_room(*pair) for pair in zip(self._room_from_R, from_R, strict=True)]
+        return [
+            Received([payload[rank][first[rank] : first[rank] + sizes[rank]] for rank in ranks])
+            for first, sizes in zip(_firsts(sizes_MR), sizes_MR, strict=True)
+        ]
+
+    def _tell(
+        self, header: Header, heads: list[list[int]], parts: list[list[Tensor]]
+    ) -> list[Tensor]:
+        """Exchange the first message; per source rank, all of it."""
+        rows = [[*map(int, header), *head] for head in heads]
+        heads_RH = torch.tensor(rows, dtype=torch.int64, device=self._collectives.device)
+        if self._world_size == 1:
+            return [torch.cat([heads_RH[0], *parts[0]])]
+        filled: list[Tensor] = []
+        for head, own, room in zip(heads_RH, parts, self._room_to_R, strict=True):
+            left = room - sum(part.numel() for part in own)
+            filled += [head, *own, head.new_zeros(left)]
+        parcel = Parcel(
+            torch.cat(filled),
+            [self._head_size + room for room in self._room_to_R],
+            [self._head_size + room for room in self._room_from_R],
+        )
+        (received,) = self._collectives.exchange(self._phase, torch.int64, [parcel])
+        return received.pieces
+
+    def _send_after(
+        self, parts: list[list[Tensor]], to_R: list[int], from_R: list[int]
+    ) -> list[Tensor]:
+        """Exchange the ids that did not fit; per source rank, all of them."""
+        flat = [part for own in parts for part in own]
+        nothing = torch.empty(0, dtype=torch.int64, device=self._collectives.device)
+        parcel = Parcel(torch.cat([nothing, *flat]), to_R, from_R)
+        (received,) = self._collectives.exchange(Phase.LATE_IDS, torch.int64, [parcel])
+        return received.pieces
+
+
+def _room(room: int, size: int) -> int:
+    """The room for the next message, where there was `room` for one of `size`."""
+    return room if room // 2 <= size <= room else size + size // 16
+
+
+def _firsts(sizes_MR: list[list[int]]) -> list[list[int]]:
+    """Per method, per source rank, where its part starts."""
+    firsts = []
+    start_R = [0] * len(sizes_MR[0]) if sizes_MR else []
+    for sizes in sizes_MR:
+        firsts.append(start_R)
+        start_R = [start + size for start, size in zip(start_R, sizes, strict=True)]
+    return firsts
