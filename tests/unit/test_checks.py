@@ -22,7 +22,7 @@ def test_what_fits_is_accepted() -> None:
 
 @pytest.mark.parametrize("value", [2, True, None, "3", 3.0, float("nan"), [3]])
 def test_what_is_no_integer_or_too_small_is_refused_by_name(value: object) -> None:
-    with pytest.raises(InputError, match="second is not usable; got: .*; allowed: integers >= 3"):
+    with pytest.raises(InputError, match=r"second is not usable; got: .*; allowed: integers >= 3"):
         check_integers(config(value), first=0, second=3)
 
 
@@ -30,5 +30,5 @@ def test_what_is_no_integer_or_too_small_is_refused_by_name(value: object) -> No
     "value", [-1, True, None, "3", float("nan"), float("inf"), -1e-9, 10**400, [3], 1j]
 )
 def test_what_is_no_finite_number_or_too_small_is_refused_by_name(value: object) -> None:
-    with pytest.raises(InputError, match="second is not usable; got: .*; allowed: a finite"):
+    with pytest.raises(InputError, match=r"second is not usable; got: .*; allowed: a finite"):
         check_numbers(config(value), first=0, second=0)
