@@ -136,7 +136,8 @@ def torchrun_rank(plan: ShardingPlan, options: RunOptions) -> Iterator[RankProce
         if not silent:
             raise
         raise CollectiveError(
-            f"{error}; nothing is heard from {', '.join(silent)}",
+            f"{error.what}; nothing is heard from {', '.join(silent)}",
+            got=error.got,
             remedy="look there for the cause; a rank that died takes all others down",
         ) from error
 

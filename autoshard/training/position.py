@@ -70,7 +70,13 @@ class Position:
     def add_row(
         self, auc: float | None, log_loss: float | None, samples_per_epoch: int | None
     ) -> None:
-        """Add an evaluation to the curve."""
+        """Add an evaluation to the curve.
+
+        Args:
+            auc: of the evaluation.
+            log_loss: of the evaluation.
+            samples_per_epoch: that are trained on; None where that is not known.
+        """
         within = self.epoch_samples / samples_per_epoch if samples_per_epoch else 0.0
         self.curve.append(
             CurveRow(

@@ -141,11 +141,13 @@ class Trainer:
         batches = training_batches(
             self._parts.data.train, self._share, epoch=position.epoch, first_step=first_step
         )
-        while not self._finished():
+        ended = False
+        while not (ended or self._finished()):
             wanted = self._segment_steps(first_step)
             done = self._train_segment(batches, wanted) if wanted else 0
             first_step += done
-            if done < wanted or first_step == self._epoch_steps:
+            ended = done < wanted or first_step == self._epoch_steps
+            if ended:
                 if not first_step:
                     raise InputError(
                         f"data set {self._parts.data.name} does not fill a single step",
@@ -153,14 +155,12 @@ class Trainer:
                     )
                 position.epoch += 1
                 position.epoch_samples = 0
-                if options.eval_every is None and position.pending_steps:
-                    self._evaluate()
-            elif options.eval_every and position.step % options.eval_every == 0:
+            every = options.eval_every
+            due = ended if every is None else position.step % every == 0
+            if due and position.pending_steps:
                 self._evaluate()
             if options.checkpoint_every and position.step % options.checkpoint_every == 0:
                 self._save()
-            if done < wanted or first_step == self._epoch_steps:
-                return
 
     def _finished(self) -> bool:
         limit = self._parts.options.max_steps
@@ -224,9 +224,8 @@ class Trainer:
         gathered = parts.collectives.gather_objects("evaluation", own)
         labels = np.concatenate([labels for labels, _ in gathered])
         logits = np.concatenate([logits for _, logits in gathered])
-        self.position.add_row(
-            auc(labels, logits), log_loss(labels, logits), parts.data.train.num_samples
-        )
+        per_epoch = self._epoch_steps and self._epoch_steps * self._share.global_batch_size
+        self.position.add_row(auc(labels, logits), log_loss(labels, logits), per_epoch)
         if parts.options.out_dir is not None and parts.collectives.rank == 0:
             write_curve(parts.options.out_dir, self.position.curve)
 

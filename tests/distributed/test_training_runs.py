@@ -92,6 +92,22 @@ def test_losses_are_those_of_one_process_under_any_plan(
             assert row.train_loss == pytest.approx(expected.train_loss, rel=1e-4)
 
 
+def test_evaluations_come_when_they_are_due(groups: Groups) -> None:
+    """8 steps are an epoch: some fall due at its end, some within."""
+    plan = plan_of(["0"] * 6, 1)
+    for every, epochs, steps in (
+        (4, 2, [4, 8, 12, 16]),
+        (8, 2, [8, 16]),
+        (5, 1, [5, 8]),
+        (None, 2, [8, 16]),
+        (100, 1, [8]),
+    ):
+        options = replace(OPTIONS, eval_every=every, epochs=epochs, max_steps=None)
+        curve = train(groups, plan, options).curve
+        assert [row.step for row in curve] == steps
+        assert [row.epoch for row in curve] == [round(step / 8, 6) for step in steps]
+
+
 def test_an_evaluation_sees_every_sample_once(groups: Groups) -> None:
     """90 samples over 2 ranks with 24 each: the last step is uneven, one rank's is empty."""
     frozen = replace(OPTIONS, max_steps=1, learning_rate=0.0, dense_learning_rate=0.0)
