@@ -9,20 +9,19 @@ DEFAULT_TIMEOUT_S = 120.0
 
 DESCRIPTION = """Run a plan with one process per rank, or train a model under it.
 
-Without --data, batches are drawn from the plan's own id distributions, and measured times
-are printed beside the predicted ones:
+Without --data, batches are drawn from the plan's own id distributions, and measured times are
+printed beside the predicted ones. With --data, a model is trained and evaluated, and can be
+checkpointed and resumed.
+
+For example:
 
   autoshard run plan.json --steps 20
   autoshard run plan.json --steps 100 --warmup 10 --seed 1 --json
-
-With --data, a model is trained and evaluated, and can be checkpointed and resumed:
-
   autoshard run plan.json --data movielens-100k --epochs 3 --out-dir results
   autoshard run plan.json --data "criteo:train.txt.gz?malformed=skip" --eval-every 1000
   autoshard run plan.json --data clicks --checkpoint ckpt --checkpoint-every 500 --resume
 
-Tables for these data sets: autoshard plan workload:movielens_100k, workload:criteo_kaggle.
-Needs FBGEMM.
+Tables for these data sets: workload:movielens_100k, workload:criteo_kaggle. Needs FBGEMM.
 """
 
 

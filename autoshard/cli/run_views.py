@@ -20,7 +20,6 @@ from rich.progress import (
 )
 
 from autoshard.cli.console import note, printable, progress_bar, say, show_json, show_table
-from autoshard.cli.views import MAX_RANKS, show_terms
 
 if TYPE_CHECKING:
     from autoshard.cli.run_request import RunRequest
@@ -112,6 +111,8 @@ def show_run(request: RunRequest, result: RunResult) -> None:
 
 
 def _show_terms(request: RunRequest, result: RunResult) -> None:
+    from autoshard.cli.views import MAX_RANKS, show_terms
+
     columns = [("this run", result.cost)]
     if request.plan.cost is not None:
         columns.insert(0, ("the plan says", request.plan.cost.step))

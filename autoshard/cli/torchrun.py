@@ -13,7 +13,7 @@ from autoshard.runtime.torchrun import DEFAULT_TIMEOUT_S, torchrun_rank
 
 DESCRIPTION = """Run a plan, or train a model under it, as one of torchrun's processes.
 
-On one machine, and on two (the same command on both):
+For example on one machine, and on two (the same command on both):
 
   torchrun --standalone --nproc-per-node 2 -m autoshard.runtime plan.json --steps 20
   torchrun --nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint HOST:29500 \
