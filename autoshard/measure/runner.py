@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,32 +17,27 @@ import numpy as np
 
 from autoshard.errors import InputError
 from autoshard.features import TRAFFIC_FEATURES
+from autoshard.measure.collective_ranks import CollectiveTiming
 from autoshard.measure.collectives import check_world_size, time_collectives
 from autoshard.measure.config import (
     KernelConfig,
     MeasureConfig,
-    protocol_fingerprint,
     to_plain,
 )
-from autoshard.measure.environment import available_cores, describe_environment, pin_to_core
+from autoshard.measure.environment import available_cores, pin_to_core
 from autoshard.measure.kernel_set import check_supported
-from autoshard.measure.repetition import Repetitions
+from autoshard.measure.recording import Progress, now, recording, timing_columns
 from autoshard.measure.sampling import ShardSet, ShardSetSampler
 from autoshard.measure.schema import RowKind
 from autoshard.measure.slices_json import slices_to_text
-from autoshard.measure.store import PartStore
 from autoshard.measure.traffic_sampling import Traffic, draw_traffic
 from autoshard.measure.workers import run_tasks
 from autoshard.runtime.capabilities import Device
 from autoshard.shards import ShardSlice
 from autoshard.tables import Table, tables_fingerprint
 
-#: Called with rows done (earlier runs included), rows in all, and what was just measured.
-Progress = Callable[[int, int, str], None]
-
 KERNELS_FOLDER = "kernels"
 COLLECTIVES_FOLDER = "collectives"
-_THREADS = 1
 _ORDER_STREAM, _BATCH_STREAM = 5, 6
 
 
@@ -96,32 +89,20 @@ def measure_kernels(
         "tables": tables_fingerprint(tables),
         "workers": num_workers,
     }
-    protocol = protocol_fingerprint(described)
-    environment = describe_environment(_THREADS)
     cores = available_cores()
     schedule = kernel_schedule(config)
-    with ExitStack() as stack:
-        store = stack.enter_context(
-            PartStore(
-                Path(out_dir) / KERNELS_FOLDER,
-                RowKind.KERNELS,
-                environment=environment,
-                protocol=protocol,
-                config=described,
-                flush_rows=config.flush_rows,
-                flush_s=config.flush_s,
-            )
-        )
+    with recording(
+        config, Path(out_dir) / KERNELS_FOLDER, RowKind.KERNELS, described, kernels.device
+    ) as recorder:
 
         def key(index: int, pass_: int) -> str:
-            return f"{protocol}-{index:06d}-{pass_}"
+            return f"{recorder.protocol}-{index:06d}-{pass_}"
 
         missing = [
             (order, index, pass_)
             for order, (index, pass_) in enumerate(schedule)
-            if key(index, pass_) not in store.finished
+            if key(index, pass_) not in recorder.store.finished
         ]
-        done = len(schedule) - len(missing)
         tasks = (
             _KernelTask(order, pass_, sampler.draw(index), _batch_seed(config.seed, index, pass_))
             for order, index, pass_ in missing
@@ -131,37 +112,28 @@ def measure_kernels(
             tasks,
             num_workers=min(num_workers, len(missing)),
             time_limit_s=config.item_time_limit_s,
-            on_idle=store.flush_if_due,
+            on_idle=recorder.store.flush_if_due,
         )
-        # Closed here, and not when garbage is collected: that ends the workers.
-        for task, timing in stack.enter_context(closing(answers)):
+
+        def row(task: _KernelTask, timing: dict[str, Any]) -> dict[str, Any]:
             drawn = task.shard_set
-            store.add(
-                {
-                    "key": key(drawn.index, task.pass_),
-                    "protocol": protocol,
-                    "seed": config.seed,
-                    "index": drawn.index,
-                    "pass": task.pass_,
-                    "order": task.order,
-                    "device": kernels.device.value,
-                    "concurrent_workers": num_workers,
-                    "threads": _THREADS,
-                    "hardware_fingerprint": environment.hardware_fingerprint,
-                    "software_fingerprint": environment.software_fingerprint,
-                    "split": drawn.split.value,
-                    "augmented": drawn.augmented,
-                    "num_slices": len(drawn.slices),
-                    "num_samples": drawn.num_samples,
-                    "optimizer": kernels.optimizer.value,
-                    "cache": kernels.cache.value,
-                    "slices": slices_to_text(drawn.slices),
-                    **timing,
-                }
-            )
-            done += 1
-            progress(done, len(schedule), str(task))
-    return len(missing)
+            return {
+                "key": key(drawn.index, task.pass_),
+                "index": drawn.index,
+                "pass": task.pass_,
+                "order": task.order,
+                "concurrent_workers": num_workers,
+                "split": drawn.split.value,
+                "augmented": drawn.augmented,
+                "num_slices": len(drawn.slices),
+                "num_samples": drawn.num_samples,
+                "optimizer": kernels.optimizer.value,
+                "cache": kernels.cache.value,
+                "slices": slices_to_text(drawn.slices),
+                **timing,
+            }
+
+        return recorder.record(answers, row, len(schedule), len(missing), progress)
 
 
 def measure_collectives(
@@ -190,66 +162,49 @@ def measure_collectives(
         "max_rank_bytes": collectives.max_rank_bytes,
         "timing": to_plain(collectives.timing),
     }
-    protocol = protocol_fingerprint(described)
-    environment = describe_environment(_THREADS)
     num_cores = len(available_cores())
     for world_size in collectives.world_sizes:
         check_world_size(world_size, collectives.device)
     traffics = collective_schedule(config)
-    with ExitStack() as stack:
-        store = stack.enter_context(
-            PartStore(
-                Path(out_dir) / COLLECTIVES_FOLDER,
-                RowKind.COLLECTIVES,
-                environment=environment,
-                protocol=protocol,
-                config=described,
-                flush_rows=config.flush_rows,
-                flush_s=config.flush_s,
-            )
-        )
+    with recording(
+        config,
+        Path(out_dir) / COLLECTIVES_FOLDER,
+        RowKind.COLLECTIVES,
+        described,
+        collectives.device,
+    ) as recorder:
 
         def key(traffic: Traffic) -> str:
-            return f"{protocol}-{traffic.world_size:03d}-{traffic.index:06d}"
+            return f"{recorder.protocol}-{traffic.world_size:03d}-{traffic.index:06d}"
 
         order = {key(traffic): number for number, traffic in enumerate(traffics)}
-        missing = [traffic for traffic in traffics if key(traffic) not in store.finished]
-        done = len(traffics) - len(missing)
-        timings = time_collectives(missing, collectives)
-        for traffic, timing in stack.enter_context(closing(timings)):
+        missing = [t for t in traffics if key(t) not in recorder.store.finished]
+
+        def row(traffic: Traffic, timing: CollectiveTiming) -> dict[str, Any]:
             crowded = collectives.device is Device.CPU and traffic.world_size > num_cores
-            store.add(
-                {
-                    "key": key(traffic),
-                    "protocol": protocol,
-                    "seed": config.seed,
-                    "index": traffic.index,
-                    "pass": 0,
-                    "order": order[key(traffic)],
-                    "measured_at": _now(),
-                    "device": collectives.device.value,
-                    "worker": 0,
-                    "pinned": not crowded,
-                    "concurrent_workers": traffic.world_size,
-                    "threads": _THREADS,
-                    "hardware_fingerprint": environment.hardware_fingerprint,
-                    "software_fingerprint": environment.software_fingerprint,
-                    "iterations": timing.iterations,
-                    "warmup_iterations": timing.warmup_iterations,
-                    "reached_target": timing.reached_target,
-                    "backend": "gloo" if collectives.device is Device.CPU else "nccl",
-                    "direction": traffic.direction.value,
-                    "oversubscribed": crowded,
-                    **dict(zip(TRAFFIC_FEATURES, traffic.features().tolist(), strict=True)),
-                    "bytes_per_peer": list(traffic.bytes_per_peer),
-                    **_columns("transfer", timing.transfer),
-                    "wait_ms": timing.wait_ms,
-                }
-            )
-            done += 1
-            what = f"all-to-all {traffic.index} on {traffic.world_size} ranks"
-            progress(done, len(traffics), what)
-    return len(missing)
+            return {
+                "key": key(traffic),
+                "index": traffic.index,
+                "pass": 0,
+                "order": order[key(traffic)],
+                "measured_at": now(),
+                "worker": 0,
+                "pinned": not crowded,
+                "concurrent_workers": traffic.world_size,
+                "iterations": timing.iterations,
+                "warmup_iterations": timing.warmup_iterations,
+                "reached_target": timing.reached_target,
+                "backend": "gloo" if collectives.device is Device.CPU else "nccl",
+                "direction": traffic.direction.value,
+                "oversubscribed": crowded,
+                **dict(zip(TRAFFIC_FEATURES, traffic.features().tolist(), strict=True)),
+                "bytes_per_peer": list(traffic.bytes_per_peer),
+                **timing_columns("transfer", timing.transfer),
+                "wait_ms": timing.wait_ms,
+            }
+
+        timings = time_collectives(missing, collectives)
+        return recorder.record(timings, row, len(traffics), len(missing), progress)
 
 
 def resolve_workers(config: MeasureConfig) -> int:
@@ -313,25 +268,13 @@ def _make_kernel_handler(
         }
         return {
             **plain,
-            **_columns("fwd", timing.fwd),
-            **_columns("bwd", timing.bwd),
+            **timing_columns("fwd", timing.fwd),
+            **timing_columns("bwd", timing.bwd),
             "reference_fwd_ms": float(np.median(before[0] + after[0])),
             "reference_bwd_ms": float(np.median(before[1] + after[1])),
-            "measured_at": _now(),
+            "measured_at": now(),
             "worker": worker,
             "pinned": pinned,
         }
 
     return handle
-
-
-def _columns(name: str, repetitions: Repetitions) -> dict[str, float]:
-    """The columns of one timing: `median_ms` of `fwd` is `fwd_ms`, and so on."""
-    return {
-        f"{name}_{statistic}".replace("_median", ""): value
-        for statistic, value in dataclasses.asdict(repetitions).items()
-    }
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -46,6 +46,9 @@ class Traffic:
     bytes_per_peer: tuple[int, ...]
     """Of each rank, [R], multiples of `ELEMENT_BYTES`."""
 
+    def __str__(self) -> str:
+        return f"all-to-all {self.index} on {self.world_size} ranks"
+
     @property
     def world_size(self) -> int:
         """R."""
