@@ -22,8 +22,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from autoshard.errors import ArtifactError, InputError, quoted, readable
+from autoshard.errors import ArtifactError, InputError, listed, quoted, readable
 from autoshard.files import fingerprint, read_json
+from autoshard.programs import load_program
 from autoshard.suggestions import did_you_mean
 
 CONFIG_FILE = "config.json"
@@ -214,6 +215,66 @@ def _check_config(config: Mapping[str, Any], folder: Path, what: str) -> None:
                 allowed=f"{readable(sealed.get(mark))}, which is what its content gives",
                 remedy=f"export the {what} again",
             )
+
+
+def check_names(
+    config: Mapping[str, Any], key: str, names: Sequence[str], folder: Path, what: str
+) -> None:
+    """Refuse an artifact that reads other features than this version computes.
+
+    Args:
+        config: the artifact's.
+        key: of the list of names in it, such as `shard_features`.
+        names: what this version computes, in order.
+        folder: the artifact.
+        what: such as "policy", for messages.
+
+    Raises:
+        ArtifactError: says which are missing and which are not known.
+    """
+    given = config.get(key)
+    if given == list(names):
+        return
+    given = [str(name) for name in given] if isinstance(given, list) else []
+    missing = [name for name in names if name not in given]
+    unknown = [name for name in given if name not in names]
+    raise ArtifactError(
+        f"{what} {folder} reads other {key} than this version computes",
+        got=f"without {listed(missing) or 'none'}, with {listed(unknown) or 'none'} besides"
+        if missing or unknown
+        else "another order",
+        remedy=f"train a {what} with this version, or install the version that made it",
+    )
+
+
+def load_artifact_program(
+    folder: Path, config: Mapping[str, Any], name: str, what: str
+) -> Callable[..., Any]:
+    """Load one exported program of an artifact.
+
+    Args:
+        folder: the artifact.
+        config: as `read_artifact` returned it.
+        name: of the program's file.
+        what: such as "policy", for messages.
+
+    Raises:
+        ArtifactError: there is no such file, or torch cannot read it.
+    """
+    if name not in config["files"]:
+        raise ArtifactError(
+            f"{what} {folder} lacks its file {name}", remedy=f"export the {what} again"
+        )
+    import torch
+
+    try:
+        return load_program(folder / name)
+    except Exception as error:
+        raise ArtifactError(
+            f"{what} {folder} cannot be loaded with torch {torch.__version__}",
+            got=str(error)[:200],
+            remedy=f"install torch {config.get('torch')} or export the {what} again",
+        ) from error
 
 
 def _sha256(path: Path) -> str:

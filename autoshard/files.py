@@ -134,9 +134,25 @@ def read_text(path: str | Path, what: str) -> str:
 
 def read_json(path: str | Path, what: str) -> Any:
     """Read a JSON file, or raise an `InputError` that names line and column."""
-    text = read_text(path, what)
+    return parse_json(read_text(path, what), path, what)
+
+
+def parse_json(
+    text: str,
+    path: str | Path,
+    what: str,
+    object_pairs_hook: Callable[[list[tuple[str, Any]]], Any] | None = None,
+) -> Any:
+    """The value of a JSON text that was read from `path`; errors as in `read_json`.
+
+    Args:
+        text: of the file.
+        path: named in errors.
+        what: the kind of file, such as "plan".
+        object_pairs_hook: as in `json.loads`.
+    """
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=object_pairs_hook)
     except json.JSONDecodeError as error:
         raise InputError(
             f"{what} {path} is not JSON",
@@ -146,3 +162,13 @@ def read_json(path: str | Path, what: str) -> Any:
         raise InputError(f"{what} {path} is nested too deeply to be read") from error
     except ValueError as error:  # a number with thousands of digits
         raise InputError(f"{what} {path} is not usable", got=error) from error
+
+
+def read_whole_lines(path: Path) -> list[bytes]:
+    """The lines of a file that is appended to; a last one that a kill cut off is removed."""
+    lines = path.read_bytes().splitlines(keepends=True)
+    if lines and not lines[-1].endswith(b"\n"):
+        lines.pop()
+        with path.open("r+b") as stream:
+            stream.truncate(sum(map(len, lines)))
+    return lines

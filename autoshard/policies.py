@@ -13,14 +13,17 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from autoshard.artifact_files import find_artifact, read_artifact
-from autoshard.errors import ArtifactError, listed
+from autoshard.artifact_files import (
+    check_names,
+    find_artifact,
+    load_artifact_program,
+    read_artifact,
+)
 from autoshard.observation import (
     GLOBAL_FEATURES,
     RANK_FEATURES,
     Observation,
 )
-from autoshard.programs import load_program
 
 POLICY_KIND = "autoshard-policy"
 POLICY_VERSION = 2
@@ -83,22 +86,8 @@ def find_policy(path_or_name: str | Path) -> tuple[Path, dict[str, Any]]:
     """
     folder = find_artifact(path_or_name, folder="policies", what="policy")
     config = read_artifact(folder, kind=POLICY_KIND, version=POLICY_VERSION, what="policy")
-    for key, names in (("rank_features", RANK_FEATURES), ("global_features", GLOBAL_FEATURES)):
-        given = config.get(key)
-        if given != list(names):
-            given = given if isinstance(given, list) else []
-            raise ArtifactError(
-                f"policy {folder} reads other {key} than this version computes",
-                got=f"without {listed(sorted(set(names) - set(given))) or 'none'}, "
-                f"with {listed(sorted(set(given) - set(names), key=str)) or 'none'} besides"
-                if set(given) != set(names)
-                else "another order",
-                remedy="train a policy with this version, or install the version that made it",
-            )
-    if PROGRAM_FILE not in config["files"]:
-        raise ArtifactError(
-            f"policy {folder} lacks its file {PROGRAM_FILE}", remedy="export the policy again"
-        )
+    check_names(config, "rank_features", RANK_FEATURES, folder, "policy")
+    check_names(config, "global_features", GLOBAL_FEATURES, folder, "policy")
     return folder, config
 
 
@@ -109,17 +98,8 @@ def load_policy(path_or_name: str | Path = "default") -> Policy:
         path_or_name: its folder, or the name of a shipped policy.
 
     Raises:
-        ArtifactError: as in `find_policy`, or torch cannot load it.
+        ArtifactError: as in `find_policy`, or its program is missing or torch cannot load it.
     """
     folder, config = find_policy(path_or_name)
-    import torch
-
-    try:
-        program = load_program(folder / PROGRAM_FILE)
-    except Exception as error:
-        raise ArtifactError(
-            f"policy {folder} cannot be loaded with torch {torch.__version__}",
-            got=str(error)[:200],
-            remedy=f"install torch {config.get('torch')} or export the policy again",
-        ) from error
+    program = load_artifact_program(folder, config, PROGRAM_FILE, "policy")
     return Policy(program, config, Path(path_or_name).name)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from autoshard.errors import InputError, UnsupportedError, quoted
-from autoshard.files import read_text, write_atomically, write_text
+from autoshard.files import parse_json, read_text, write_atomically, write_text
 from autoshard.table_cells import (
     COLUMNS,
     LIST_SEPARATOR,
@@ -148,18 +148,8 @@ def _read_json(path: Path) -> Iterable[Record]:
     text = read_text(path, "table list").removeprefix("\ufeff")
     if not text.strip():
         raise InputError(f"table list {path} is empty", allowed="a JSON list of objects")
-    try:
-        # Pairs rather than a dict, so that a key given twice is seen.
-        value = json.loads(text, object_pairs_hook=_Pairs)
-    except json.JSONDecodeError as error:
-        raise InputError(
-            f"table list {path} is not JSON",
-            got=f"{error.msg} at line {error.lineno}, column {error.colno}",
-        ) from error
-    except RecursionError as error:
-        raise InputError(f"table list {path} is nested too deeply to be read") from error
-    except ValueError as error:  # a number with thousands of digits
-        raise InputError(f"table list {path} is not usable", got=str(error)) from error
+    # Pairs rather than a dict, so that a key given twice is seen.
+    value = parse_json(text, path, "table list", object_pairs_hook=_Pairs)
     if isinstance(value, _Pairs):
         keys = [key for key, _ in value]
         if "version" in keys:

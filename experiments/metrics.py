@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from autoshard.errors import DependencyError, InputError
+from autoshard.files import read_whole_lines
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -132,13 +133,8 @@ def _last_step(path: Path) -> int:
     """The last recorded step, or −1; a line cut off by a kill is removed."""
     if not path.exists():
         return -1
-    lines = path.read_bytes().splitlines(keepends=True)
-    if lines and not lines[-1].endswith(b"\n"):
-        lines.pop()
-        with path.open("r+b") as stream:
-            stream.truncate(sum(map(len, lines)))
     last = -1
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(read_whole_lines(path), 1):
         try:
             last = max(last, int(json.loads(line)["step"]))
         except (ValueError, KeyError, TypeError) as error:

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from autoshard.errors import InputError
-from autoshard.files import fingerprint, write_atomically
+from autoshard.files import fingerprint, read_whole_lines, write_atomically
 
 
 class RowFile:
@@ -36,13 +36,8 @@ class RowFile:
             path.write_text(json.dumps({"identity": mark}) + "\n", encoding="utf-8")
 
     def _read(self, mark: str) -> None:
-        lines = self.path.read_bytes().splitlines(keepends=True)
-        if lines and not lines[-1].endswith(b"\n"):  # cut off by a kill
-            lines.pop()
-            with self.path.open("r+b") as stream:
-                stream.truncate(sum(map(len, lines)))
         try:
-            records = [json.loads(line) for line in lines]
+            records = [json.loads(line) for line in read_whole_lines(self.path)]
             found = records[0]["identity"] if records else None
             rows = {str(record["key"]): record["row"] for record in records[1:]}
         except (ValueError, KeyError, TypeError) as error:

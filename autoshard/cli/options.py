@@ -8,13 +8,13 @@ from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
-from urllib.parse import parse_qsl
 
 import typer
 
 from autoshard.errors import InputError, quoted
 from autoshard.files import check_folder_of, check_replaceable
 from autoshard.number_text import parse_decimal, parse_float, parse_integer
+from autoshard.query_text import parse_query
 
 if TYPE_CHECKING:
     from autoshard.protocols import CostModel
@@ -247,20 +247,9 @@ def _make_workload(source: str) -> tuple[Table, ...]:
     from autoshard.workloads.registry import WORKLOADS, make_workload
 
     name, _, query = source.removeprefix(WORKLOAD_PREFIX).partition("?")
-    try:
-        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=True) if query else []
-    except ValueError as error:
-        raise InputError(
-            f"the options of {source!r} are not usable",
-            got=query,
-            allowed="option=value pairs joined by &",
-        ) from error
+    options: dict[str, Any] = dict(parse_query(query, f"workload {name!r}"))
     parameters = inspect.signature(WORKLOADS.find(name)).parameters
-    options: dict[str, Any] = {}
-    for option, text in pairs:
-        if option in options:
-            raise InputError(f"workload {name!r}: option {option!r} is given twice")
-        options[option] = text
+    for option, text in options.items():
         if option not in parameters:
             continue  # refused by name below
         annotation = str(parameters[option].annotation)

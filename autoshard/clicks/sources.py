@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-from urllib.parse import parse_qsl
 
 from autoshard.clicks.batches import ClickData, check_features
 from autoshard.errors import InputError
 from autoshard.number_text import parse_float, parse_integer
+from autoshard.query_text import parse_query
 from autoshard.suggestions import did_you_mean
 from autoshard.tables import Table
 
@@ -83,16 +83,8 @@ def parse_source(source: str) -> tuple[str, str, dict[str, Any]]:
             got="no path" if not path else f"a path for {name}",
             allowed="criteo:PATH" if name == "criteo" else name,
         )
-    try:
-        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=True) if query else []
-    except ValueError as error:
-        raise InputError(
-            f"the options of data set {source!r} are not usable",
-            got=query,
-            allowed="option=value pairs joined by &",
-        ) from error
-    options: dict[str, Any] = {}
-    for option, text in pairs:
+    options: dict[str, Any] = dict(parse_query(query, f"data set {name!r}"))
+    for option, text in options.items():
         parsers = OPTIONS[name]
         if option not in parsers:
             raise InputError(
@@ -100,8 +92,6 @@ def parse_source(source: str) -> tuple[str, str, dict[str, Any]]:
                 allowed=", ".join(parsers),
                 remedy=did_you_mean(option, parsers),
             )
-        if option in options:
-            raise InputError(f"data set {name!r}: option {option!r} is given twice")
         try:
             options[option] = parsers[option](text)
         except ValueError as error:

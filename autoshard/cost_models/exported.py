@@ -18,7 +18,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autoshard.artifact_files import find_artifact, read_artifact
+from autoshard.artifact_files import (
+    check_names,
+    find_artifact,
+    load_artifact_program,
+    read_artifact,
+)
 from autoshard.cost_models.analytic import AnalyticCostModel
 from autoshard.cost_models.bounds import makespan_lower_bound
 from autoshard.cost_models.ranges import MeasuredRange
@@ -26,7 +31,6 @@ from autoshard.errors import ArtifactError
 from autoshard.features import NUM_TRAFFIC_FEATURES, SHARD_FEATURES, TRAFFIC_FEATURES
 from autoshard.objective import CostSource
 from autoshard.problem import ShardingProblem
-from autoshard.programs import load_program
 from autoshard.protocols import CostModel
 
 FloatArray = NDArray[np.float64]
@@ -197,34 +201,13 @@ def load_cost_model(path_or_name: str | Path = "default") -> CostModel:
     config = read_artifact(
         folder, kind=COST_MODEL_KIND, version=COST_MODEL_VERSION, what="cost model"
     )
-    for key, names in (("shard_features", SHARD_FEATURES), ("traffic_features", TRAFFIC_FEATURES)):
-        if config.get(key) != list(names):
-            raise ArtifactError(
-                f"cost model {folder} reads other {key} than this version computes",
-                got=config.get(key),
-                remedy="train it with this version, or install the version that made it",
-            )
-    return ExportedCostModel(_load_programs(folder, config), config, Path(path_or_name).name)
-
-
-def _load_programs(folder: Path, config: Mapping[str, Any]) -> dict[str, Program]:
-    import torch
-
-    programs: dict[str, Program] = {}
-    for name in (ENCODE_FILE, COMPUTE_FILE, COLLECTIVE_FILE):
-        if name not in config["files"]:
-            raise ArtifactError(
-                f"cost model {folder} lacks its file {name}", remedy="export the cost model again"
-            )
-        try:
-            programs[name] = load_program(folder / name)
-        except Exception as error:
-            raise ArtifactError(
-                f"cost model {folder} cannot be loaded with torch {torch.__version__}",
-                got=str(error)[:200],
-                remedy=f"install torch {config.get('torch')} or export the cost model again",
-            ) from error
-    return programs
+    check_names(config, "shard_features", SHARD_FEATURES, folder, "cost model")
+    check_names(config, "traffic_features", TRAFFIC_FEATURES, folder, "cost model")
+    programs = {
+        name: load_artifact_program(folder, config, name, "cost model")
+        for name in (ENCODE_FILE, COMPUTE_FILE, COLLECTIVE_FILE)
+    }
+    return ExportedCostModel(programs, config, Path(path_or_name).name)
 
 
 def _from_entry_point(point: importlib.metadata.EntryPoint) -> CostModel:
