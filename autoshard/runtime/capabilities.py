@@ -80,11 +80,6 @@ def parse_device(name: str | Device) -> Device:
         ) from error
 
 
-def supported_sharding_types(device: Device) -> tuple[ShardingType, ...]:
-    """The sharding types that run on `device`, in a fixed order."""
-    return tuple(dict.fromkeys(c.sharding_type for c in CAPABILITIES if c.device is device))
-
-
 def supported_optimizers(device: Device) -> tuple[Optimizer, ...]:
     """The fused optimizers that run on `device`, in a fixed order."""
     return tuple(dict.fromkeys(c.optimizer for c in CAPABILITIES if c.device is device))
@@ -134,18 +129,6 @@ def check_plan_supported(plan: ShardingPlan, device: Device = Device.CPU) -> Non
     """
     _check_optimizer(plan.training.optimizer, device)
     _check_data_types(((e.table.name, e.table.data_type) for e in plan.tables), device)
-    sharding_types = supported_sharding_types(device)
-    refused: dict[str, list[str]] = {}
-    for entry in plan.tables:
-        if entry.sharding_type not in sharding_types:
-            refused.setdefault(entry.sharding_type.value, []).append(entry.table.name)
-    if refused:
-        raise UnsupportedError(
-            "the runtime does not execute every sharding type of this plan",
-            got="; ".join(f"{kind}: {_names(names)}" for kind, names in sorted(refused.items())),
-            allowed=", ".join(kind.value for kind in sharding_types),
-            remedy="plan these tables with a supported sharding type",
-        )
     for entry in plan.tables:
         row = find_capability(
             device=device,

@@ -1,7 +1,7 @@
 """FBGEMM's CPU operators, called without the autograd module around them.
 
-The module's forward spends a few tenths of a millisecond in Python, and its backward
-exists only after a forward of the same bags, which replicas never need.
+The module spends time in Python at every forward, and its backward exists only after a
+forward of the same bags, which replicas never need.
 
 Shapes: B=bags per feature, C=padded columns of all features together.
 """

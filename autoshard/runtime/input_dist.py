@@ -6,7 +6,7 @@ both know. Where every rank's ids fit into their room, they ride on the message 
 carries the status; where some do not, which that message tells everybody, a second
 all-to-all brings the ids of all.
 
-    status | numbers announced by each method | ids of each method | unused room
+    status | per method its size and what it announces | ids of each method | unused room
 
 Shapes: R=ranks, M=methods.
 """
@@ -41,9 +41,9 @@ class InputDistributor:
         self._collectives = collectives
         self._world_size = collectives.world_size
         self._phase = Phase.IDS if any(m.exchanges_ids for m in methods) else Phase.CONTROL
-        starts = offsets([method.num_announced for method in methods])
-        self._announced = [slice(HEADER_SIZE + a, HEADER_SIZE + b) for a, b in pairwise(starts)]
-        self._head_size = HEADER_SIZE + starts[-1]
+        starts = offsets([HEADER_SIZE, *(1 + method.num_announced for method in methods)])[1:]
+        self._numbers = [slice(*pair) for pair in pairwise(starts)]
+        self._head_size = starts[-1]
         self._room_to_R = [0] * self._world_size
         self._room_from_R = [0] * self._world_size
 
@@ -53,7 +53,7 @@ class InputDistributor:
         Args:
             header: what this rank has to say.
             states: one per method, with the local ids; None where there is no batch. Their
-                `batch_sizes_R` are filled in.
+                `batch_sizes_R` and `announced_RN` are filled in.
 
         Returns:
             Per method what every rank sent it; None if any rank has no more batches.
@@ -68,10 +68,11 @@ class InputDistributor:
         for index, method in enumerate(self._methods):
             if states is None:
                 for head in heads:
-                    head += [0] * method.num_announced
+                    head += [0] * (1 + method.num_announced)
                 continue
             for rank, message in enumerate(method.send_ids(states[index])):
-                heads[rank] += message.announced
+                size = sum(part.numel() for part in message.parts)
+                heads[rank] += [size, *message.announced]
                 parts[rank] += message.parts
         to_R = [sum(part.numel() for part in own) for own in parts]
         fits = all(size <= room for size, room in zip(to_R, self._room_to_R, strict=True))
@@ -83,9 +84,10 @@ class InputDistributor:
         if states is None or any(header.status == Status.ENDED for header in headers):
             return None
         sizes_MR: list[list[int]] = []
-        for method, state, numbers in zip(self._methods, states, self._announced, strict=True):
+        for state, numbers in zip(states, self._numbers, strict=True):
             state.batch_sizes_R = [header.batch_size for header in headers]
-            sizes_MR.append(method.expect_ids(state, [row[numbers] for row in told]))
+            state.announced_RN = [row[numbers][1:] for row in told]
+            sizes_MR.append([row[numbers.start] for row in told])
         from_R = [sum(sizes) for sizes in zip(*sizes_MR, strict=True)]
         if any(header.ids_follow for header in headers):
             payload = self._send_after(parts, to_R, from_R)

@@ -90,15 +90,14 @@ class EmbeddingKernel:
         self._optimizer = training.optimizer
         self.device = device
         self._true_T = list(embedding_dim_T)
-        self.feature_dims = [embedding_dim_T[table] for table in table_of_feature_F]
-        """True columns of each feature."""
-        self._padded_dims = [padded_cols(dim) for dim in self.feature_dims]
+        feature_dims = [embedding_dim_T[table] for table in table_of_feature_F]
+        padded_dims = [padded_cols(dim) for dim in feature_dims]
         self.num_features = len(table_of_feature_F)
-        self.num_cols = sum(self.feature_dims)
+        self.num_cols = sum(feature_dims)
         """True columns of all features together."""
-        self.num_padded_cols = sum(self._padded_dims)
+        self.num_padded_cols = sum(padded_dims)
         self._gradient_scale = math.sqrt(key.padding[0] / key.padding[1])
-        self._true_cols = _true_columns(self.feature_dims, self._padded_dims, device)
+        self._true_cols = _true_columns(feature_dims, padded_dims, device)
         on_cpu = device.type == "cpu"
         location = fbgemm.EmbeddingLocation.HOST if on_cpu else fbgemm.EmbeddingLocation.DEVICE
         compute = fbgemm.ComputeDevice.CPU if on_cpu else fbgemm.ComputeDevice.CUDA

@@ -55,7 +55,7 @@ class NodeSliced(Sliced):
         ranks = range(self._context.world_size)
         cols = self._node_cols_N[self._node]
         sizes_R = state.batch_sizes_R
-        by_rank = self._in_node_order(self._outputs(state), sum(sizes_R)).split(sizes_R)
+        by_rank = self._in_node_order(self._output(state), sum(sizes_R)).split(sizes_R)
         of_number = [
             [by_rank[rank].flatten() for rank in ranks if rank % self._num_local == number]
             for number in range(self._num_local)
@@ -128,8 +128,9 @@ class NodeSliced(Sliced):
             widths = self._node_widths_N[self._node]
             parts = gradient_GK.split(widths, dim=1) if widths else ()
             held = [parts[position] for position in self._position]
-            gradient_GK = torch.cat(held, dim=1) if held else gradient_GK[:, :0]
-        self._update_with(state, gradient_GK)
+            gradient_GK = torch.cat(held, dim=1) if held else gradient_GK
+        if self._own.features:
+            self._kernels.update(state.values.pop("bags"), gradient_GK)
 
     def _in_node_order(self, output_GC: Tensor, num_samples: int) -> Tensor:
         """This rank's partial sums of all entries of its node; zero where it holds no rows."""

@@ -81,12 +81,7 @@ class RowReplicas:
                 for lookup in lookups:
                     _deduplicate(lookup)
             counts = [_unique_rows(lookup).numel() for lookup in lookups]
-        return [IdsMessage(counts, [])] * self._context.world_size
-
-    def expect_ids(self, state: MethodState, announced: list[list[int]]) -> list[int]:
-        """None."""
-        state.values["counts"] = announced
-        return [0] * self._context.world_size
+        return [IdsMessage([], counts)] * self._context.world_size
 
     def lookup(self, state: MethodState, ids: Received) -> None:
         """Pool the local batch."""
@@ -121,7 +116,7 @@ class RowReplicas:
             for lookup, sums_UD in zip(lookups, sums, strict=True)
             for part in (_unique_rows(lookup).view(torch.float32), sums_UD.flatten())
         ]
-        sizes = [sum(self._part_sizes(counts)) for counts in state.values["counts"]]
+        sizes = [sum(self._part_sizes(counts)) for counts in state.announced_RN]
         own_size = sizes[self._context.rank]
         sent = torch.cat(parts * self._context.world_size)
         return Parcel(sent, [own_size] * self._context.world_size, sizes)
@@ -130,7 +125,7 @@ class RowReplicas:
         """Apply the optimizer once to every row that any rank touched."""
         received = [
             flat.split(self._part_sizes(counts))
-            for flat, counts in zip(gradients.pieces, state.values["counts"], strict=True)
+            for flat, counts in zip(gradients.pieces, state.announced_RN, strict=True)
         ]
         for index, replica in enumerate(self._replicas):
             rows_N = torch.cat([parts[2 * index] for parts in received]).view(torch.int64)

@@ -66,10 +66,10 @@ class LocalShard:
 class IdsMessage:
     """What one method has for one rank before the lookup."""
 
-    announced: list[int]
-    """The method's `num_announced` numbers."""
     parts: list[Tensor]
     """int64, one-dimensional, to be sent one after the other."""
+    announced: Sequence[int] = ()
+    """The method's `num_announced` numbers."""
 
 
 @dataclass
@@ -80,6 +80,8 @@ class MethodState:
     training: bool
     """Whether gradients will follow."""
     batch_sizes_R: list[int] = field(default_factory=list)
+    announced_RN: list[list[int]] = field(default_factory=list)
+    """What every rank's method announced."""
     values: dict[str, Any] = field(default_factory=dict)
     """The method's own notes."""
 
@@ -90,7 +92,7 @@ class ShardingMethod(Protocol):
     entries: tuple[Entry, ...]
     """What it looks up from the local batch, in its own order, the same on every rank."""
     num_announced: int
-    """N: numbers that this rank tells each other rank ahead of any ids."""
+    """N: numbers that this rank tells each other rank ahead of any ids, beside their sizes."""
     exchanges_ids: bool
     """Whether ids ever travel."""
     exchanges_outputs: bool
@@ -98,9 +100,6 @@ class ShardingMethod(Protocol):
 
     def send_ids(self, state: MethodState) -> list[IdsMessage]:
         """Prepare the local batch; what each destination rank is to get, [R]."""
-
-    def expect_ids(self, state: MethodState, announced: list[list[int]]) -> list[int]:
-        """Read what every source rank announced, [R][N]; elements of ids that it sends, [R]."""
 
     def lookup(self, state: MethodState, ids: Received) -> None:
         """Run the forward kernels on the ids of every source rank."""

@@ -13,27 +13,23 @@ rank, F=features of a rank, C=true columns of all features of a rank.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
 
 import torch
 from torch import Tensor
 
-from autoshard.runtime.bags import Bags
 from autoshard.runtime.bucketize import RowBucketizer
 from autoshard.runtime.collectives import Parcel, Received
-from autoshard.runtime.initialization import initialize_rows
-from autoshard.runtime.kernels import EmbeddingKernel
+from autoshard.runtime.kernel_groups import KernelGroups
 from autoshard.runtime.layout import PlacedTable
 from autoshard.runtime.sharding import IdsMessage, LocalShard, MethodState, RankContext
-from autoshard.runtime.slicing import Feature, SliceGeometry
-from autoshard.runtime.streams import GatheredStreams, gather_streams, pack_weights
-from autoshard.runtime.timing import Compute
+from autoshard.runtime.slicing import SliceGeometry
+from autoshard.runtime.streams import gather_streams, pack_weights
 
 
 class Sliced:
     """See the module's first lines."""
 
-    num_announced = 1
+    num_announced = 0
     exchanges_ids = True
     exchanges_outputs = True
 
@@ -61,10 +57,7 @@ class Sliced:
             for slices in self._slices_R
         ]
         self._weighted_S = [geometry.is_weighted(stream) for stream in self._own.streams]
-        self._groups = [
-            _Group(list(features), context)
-            for _, features in groupby(self._own.features, key=lambda feature: feature.key)
-        ]
+        self._kernels = KernelGroups(self._own.features, context)
 
     def send_ids(self, state: MethodState) -> list[IdsMessage]:
         """Cut the batch into streams, and send each rank those that it holds rows of."""
@@ -85,30 +78,24 @@ class Sliced:
             parts = [lengths_SB[first:last].flatten(), *(values[s] for s in slices.streams)]
             if weights:
                 parts += pack_weights([weights[s] for s in heavy])
-            messages.append(IdsMessage([sum(part.numel() for part in parts)], parts))
+            messages.append(IdsMessage(parts))
             first = last
         return messages
 
-    def expect_ids(self, state: MethodState, announced: list[list[int]]) -> list[int]:
-        """As many as announced."""
-        return [size for (size,) in announced]
-
     def lookup(self, state: MethodState, ids: Received) -> None:
         """Bring the ids from rank-major to feature-major order and pool them."""
+        if not self._own.features:
+            return
         gathered = gather_streams(ids.pieces, state.batch_sizes_R, self._weighted_S)
-        state.values["bags"] = bags = [group.pick(gathered) for group in self._groups]
-        with self._context.recorder.compute(Compute.FORWARD):
-            state.values["outputs"] = [
-                group.kernel.lookup(own, training=state.training)
-                for group, own in zip(self._groups, bags, strict=True)
-            ]
+        state.values["bags"] = bags = self._kernels.pick(gathered)
+        state.values["output"] = self._kernels.lookup(bags, training=state.training)
 
     def send_outputs(self, state: MethodState) -> Parcel:
         """Each rank's rows of the pooled outputs."""
         own_cols = self._cols_R[self._context.rank]
         batch_size = state.batch_sizes_R[self._context.rank]
         return Parcel(
-            self._outputs(state).reshape(-1),
+            self._output(state).reshape(-1),
             [size * own_cols for size in state.batch_sizes_R],
             [batch_size * cols for cols in self._cols_R],
         )
@@ -151,80 +138,26 @@ class Sliced:
 
     def update(self, state: MethodState, gradients: Received) -> None:
         """Run the fused backward on the gradients of all ranks' samples."""
-        if self._groups:
-            own_cols = self._cols_R[self._context.rank]
-            self._update_with(state, gradients.joined().view(-1, own_cols))
+        own_cols = self._cols_R[self._context.rank]
+        if own_cols:
+            gradient_GC = gradients.joined().view(-1, own_cols)
+            self._kernels.update(state.values.pop("bags"), gradient_GC)
 
     def local_shards(self) -> tuple[LocalShard, ...]:
         """The rectangles on this rank."""
-        return tuple(shard for group in self._groups for shard in group.local_shards())
+        return self._kernels.local_shards()
 
     def allocated_bytes(self) -> int:
         """Bytes of weights and optimizer state on this rank."""
-        return sum(group.kernel.allocated_bytes() for group in self._groups)
+        return self._kernels.allocated_bytes()
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """Use another learning rate from the next update on."""
-        for group in self._groups:
-            group.kernel.set_learning_rate(learning_rate)
+        self._kernels.set_learning_rate(learning_rate)
 
-    def _outputs(self, state: MethodState) -> Tensor:
-        """The kernels' outputs side by side, without padding, [G, C]."""
-        outputs_GC = [
-            group.kernel.unpad(output)
-            for group, output in zip(self._groups, state.values.pop("outputs"), strict=True)
-        ]
-        if not outputs_GC:
+    def _output(self, state: MethodState) -> Tensor:
+        """The sums over the bags of all ranks, [G, C]; taken out of `state`."""
+        if not self._own.features:
             return torch.empty(sum(state.batch_sizes_R), 0, device=self._context.device)
-        return outputs_GC[0] if len(outputs_GC) == 1 else torch.cat(outputs_GC, dim=1)
-
-    def _update_with(self, state: MethodState, gradient_GC: Tensor) -> None:
-        """Run the fused backward on the gradient of `_outputs`."""
-        parts = gradient_GC.split([group.kernel.num_cols for group in self._groups], dim=1)
-        padded = [g.kernel.pad(part) for g, part in zip(self._groups, parts, strict=True)]
-        with self._context.recorder.compute(Compute.BACKWARD):
-            for group, bags, gradient in zip(
-                self._groups, state.values.pop("bags"), padded, strict=True
-            ):
-                group.kernel.update(bags, gradient)
-
-
-class _Group:
-    """The shards of one kernel."""
-
-    def __init__(self, features: Sequence[Feature], context: RankContext) -> None:
-        self._held = list(dict.fromkeys((f.table, f.shard) for f in features))
-        self.streams = [feature.stream for feature in features]
-        first, last = self.streams[0], self.streams[-1]
-        self._is_run = self.streams == list(range(first, last + 1))
-        self.kernel = EmbeddingKernel(
-            features[0].key,
-            num_rows_T=[shard.num_rows for _, shard in self._held],
-            embedding_dim_T=[shard.num_cols for _, shard in self._held],
-            table_of_feature_F=[self._held.index((f.table, f.shard)) for f in features],
-            training=context.training,
-            device=context.device,
-        )
-        for index, (table, shard) in enumerate(self._held):
-            initialize_rows(
-                self.kernel.weights(index),
-                table,
-                seed=context.seed,
-                row_offset=shard.row_offset,
-                col_offset=shard.col_offset,
-            )
-
-    def pick(self, gathered: GatheredStreams) -> Bags:
-        """This kernel's features out of its rank's streams."""
-        weights = gathered.weights(self.streams) if self.kernel.key.weighted else None
-        rows = slice(self.streams[0], self.streams[-1] + 1) if self._is_run else self.streams
-        return Bags(gathered.values(self.streams), gathered.lengths_SG[rows], weights)
-
-    def local_shards(self) -> list[LocalShard]:
-        """What the kernel holds."""
-        return [
-            LocalShard(
-                table, shard, self.kernel.weights(index), self.kernel.optimizer_states(index)
-            )
-            for index, (table, shard) in enumerate(self._held)
-        ]
+        output: Tensor = state.values.pop("output")
+        return output

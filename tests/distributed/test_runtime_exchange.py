@@ -66,24 +66,27 @@ def test_replicas_send_only_what_the_step_touched(groups: Groups, weighted: bool
         for size in sizes
     ]
     ranks = groups[3].run(traffic_cases.traffic, cases)
-    announced = 2 * 8 * (HEADER_SIZE + 1)
+    # Beside the status, the size of the ids; by row, the number of touched rows as well.
+    status = 2 * 8 * (HEADER_SIZE + 1)
+    status_and_rows = status + 2 * 8
     for rank, (by_row, by_row_large, by_bag, by_bag_large) in enumerate(ranks):
         assert [operation for operation, _ in by_row] == ["all_to_all_single"] * 2
-        assert [sent for _, sent in by_row] == [announced, 2 * UNIQUE[rank] * (8 + 4 * DIM)]
+        assert [sent for _, sent in by_row] == [status_and_rows, 2 * UNIQUE[rank] * (8 + 4 * DIM)]
         # Two fp32 weights fit into one int64.
         packed = (IDS[rank] + 1) // 2 if weighted else 0
         ids = 2 * 8 * (SAMPLES[rank] + IDS[rank] + packed)
         assert [operation for operation, _ in by_bag] == ["all_to_all_single"] * 3
-        assert [sent for _, sent in by_bag] == [announced, ids, 2 * SAMPLES[rank] * 4 * DIM]
+        assert [sent for _, sent in by_bag] == [status, ids, 2 * SAMPLES[rank] * 4 * DIM]
         assert by_row_large == by_row
         assert by_bag_large == by_bag
 
 
 def test_replicas_send_nothing_but_the_step_status_without_gradients(groups: Groups) -> None:
     cases = [replica_case(1_000, by_bag=by_bag) for by_bag in (False, True)]
-    status = [("all_to_all_single", 2 * 8 * (HEADER_SIZE + 1))]
+    by_row = [("all_to_all_single", 2 * 8 * (HEADER_SIZE + 2))]
+    by_bag = [("all_to_all_single", 2 * 8 * (HEADER_SIZE + 1))]
     for own in groups[3].run(traffic_cases.evaluation_traffic, cases):
-        assert own == [status, status]
+        assert own == [by_row, by_bag]
 
 
 def test_a_whole_table_gets_ids_and_returns_sums(groups: Groups) -> None:
