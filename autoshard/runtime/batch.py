@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -34,11 +34,14 @@ class JaggedBatch:
     """Ids, int64 [L]: all bags of the first feature, then the second, …"""
     weights_L: Tensor | None = None
     """One weight per id, float32 [L]; ignored by tables that are not weighted."""
+    num_ids_F: list[int] = field(init=False, repr=False)
+    """Ids of each feature."""
 
     def __post_init__(self) -> None:
         names = tuple(self.feature_names)
         object.__setattr__(self, "feature_names", names)
-        if duplicates := sorted(name for name, count in Counter(names).items() if count > 1):
+        if len(set(names)) < len(names):
+            duplicates = sorted(name for name, count in Counter(names).items() if count > 1)
             raise InputError("a batch names a feature twice", got=duplicates)
         object.__setattr__(self, "lengths_FB", _integers(self.lengths_FB, "lengths"))
         object.__setattr__(self, "values_L", _integers(self.values_L, "ids"))
@@ -60,9 +63,10 @@ class JaggedBatch:
                 got=int(self.lengths_FB[row, sample]),
                 allowed="integers >= 0",
             )
-        total = int(self.lengths_FB.sum())
+        object.__setattr__(self, "num_ids_F", self.lengths_FB.sum(1).tolist())
+        total = sum(self.num_ids_F)
         if total != self.values_L.numel():
-            per_feature = dict(zip(names, self.lengths_FB.sum(1).tolist(), strict=True))
+            per_feature = dict(zip(names, self.num_ids_F, strict=True))
             shown = ", ".join(f"{name}: {count}" for name, count in list(per_feature.items())[:8])
             raise InputError(
                 "lengths do not sum to the number of ids",

@@ -151,14 +151,21 @@ class Collectives:
             ) from error
 
     def exchange(
-        self, phase: Phase, dtype: torch.dtype, parcels: Sequence[Parcel]
+        self, phase: Phase, dtype: torch.dtype, parcels: Sequence[Parcel], *, joined: bool = False
     ) -> list[Received]:
         """One all-to-all for all parcels together.
 
         Every rank must pass the same parcels in the same order; empty ones cost nothing.
 
+        Args:
+            phase: for the recorder and for errors.
+            dtype: of all parcels.
+            parcels: one per sharding method.
+            joined: whether the pieces will be wanted one after the other in one tensor.
+
         Returns:
-            Per parcel, what every rank sent; views of one buffer.
+            Per parcel, what every rank sent; views of one buffer, and for what this rank
+            sends itself possibly of the parcel.
 
         Raises:
             CollectiveError: it failed or did not end within the time limit.
@@ -167,10 +174,8 @@ class Collectives:
             return [Received([parcel.send], parcel.send) for parcel in parcels]
         filled = [parcel for parcel in parcels if not parcel.is_empty]
         if len(filled) == 1:
-            only = filled[0]
-            buffer = self._all_to_all(phase, dtype, only.send, only.send_sizes, only.receive_sizes)
-            mine = Received(list(buffer.split(only.receive_sizes)), buffer)
-            return [mine if parcel is only else _nothing(parcel, buffer) for parcel in parcels]
+            mine = self._exchange_one(phase, dtype, filled[0], joined=joined)
+            return [mine if parcel is filled[0] else _nothing(parcel) for parcel in parcels]
         ranks = range(self.world_size)
         outgoing = [parcel.send.split(parcel.send_sizes) for parcel in parcels]
         send = torch.cat([pieces[rank] for rank in ranks for pieces in outgoing])
@@ -183,6 +188,26 @@ class Collectives:
         )
         pieces = buffer.split([p.receive_sizes[rank] for rank in ranks for p in parcels])
         return [Received(list(pieces[i :: len(parcels)])) for i in range(len(parcels))]
+
+    def _exchange_one(
+        self, phase: Phase, dtype: torch.dtype, parcel: Parcel, *, joined: bool
+    ) -> Received:
+        own = self.rank
+        is_inner = 0 < own < self.world_size - 1
+        if joined or is_inner:
+            sizes = parcel.receive_sizes
+            buffer = self._all_to_all(phase, dtype, parcel.send, parcel.send_sizes, sizes)
+            return Received(list(buffer.split(sizes)), buffer)
+        # What is for this rank itself stays where it is: a good part of all where ranks are
+        # few. For inner ranks the rest would lie in two pieces, which the collective refuses.
+        start = offsets(parcel.send_sizes)
+        kept = parcel.send[start[own] : start[own + 1]]
+        sent = parcel.send[start[1] :] if own == 0 else parcel.send[: start[own]]
+        sizes = _without(parcel.receive_sizes, own)
+        buffer = self._all_to_all(phase, dtype, sent, _without(parcel.send_sizes, own), sizes)
+        pieces = list(buffer.split(sizes))
+        pieces[own] = kept
+        return Received(pieces)
 
     def _all_to_all(
         self,
@@ -276,8 +301,13 @@ class Collectives:
         )
 
 
-def _nothing(parcel: Parcel, buffer: Tensor) -> Received:
-    return Received([buffer[:0]] * len(parcel.receive_sizes), buffer[:0])
+def _nothing(parcel: Parcel) -> Received:
+    nothing = parcel.send[:0]
+    return Received([nothing] * len(parcel.receive_sizes), nothing)
+
+
+def _without(sizes: Sequence[int], rank: int) -> list[int]:
+    return [*sizes[:rank], 0, *sizes[rank + 1 :]]
 
 
 def offsets(sizes: Sequence[int]) -> list[int]:

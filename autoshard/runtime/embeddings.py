@@ -114,7 +114,6 @@ class ShardedEmbeddings(nn.Module):
         self._gather = EntryGather(
             [entry for method in self._methods for entry in method.entries],
             ids_mode,
-            collectives.device,
         )
         self._distribute = InputDistributor(
             self._methods, self._gather.entries, self._input_collectives
@@ -295,7 +294,8 @@ class ShardedEmbeddings(nn.Module):
             ]
             for entry, divisor_B1 in self._mean_divisors(step):
                 pooled[entry].div_(divisor_B1)
-            return [_alias(output) for output in pooled]
+            # A caller may change one of them in place; autograd refuses that for views.
+            return [_alias(output) if output._is_view() else output for output in pooled]
 
     def _backward(self, step: StepInput, gradients: tuple[Tensor, ...]) -> None:
         # The methods divide by the number of ranks: the loss is the mean over ranks of each
@@ -309,7 +309,9 @@ class ShardedEmbeddings(nn.Module):
             end = start + len(method.entries)
             parcels.append(method.send_gradients(state, of_sums[start:end]))
             start = end
-        received = self._collectives.exchange(Phase.GRADIENTS, torch.float32, parcels)
+        received = self._collectives.exchange(
+            Phase.GRADIENTS, torch.float32, parcels, joined=True
+        )
         for method, state, part in zip(self._methods, step.states, received, strict=True):
             method.update(state, part)
 

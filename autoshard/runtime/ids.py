@@ -71,13 +71,13 @@ class EntryIds:
 class EntryGather:
     """Turns a batch into `EntryIds` for a fixed list of entries."""
 
-    def __init__(self, entries: Sequence[Entry], mode: IdsMode, device: torch.device) -> None:
+    def __init__(self, entries: Sequence[Entry], mode: IdsMode) -> None:
         self.entries = tuple(entries)
         self.mode = mode
-        self._fewest_rows = min((entry.table.num_embeddings for entry in self.entries), default=0)
-        self._num_embeddings_E = torch.tensor(
-            [entry.table.num_embeddings for entry in self.entries], dtype=torch.int64, device=device
-        )
+        self._num_rows_E = [entry.table.num_embeddings for entry in self.entries]
+        self._weighted_features = {e.feature for e in self.entries if e.table.weighted}
+        self._known_names: tuple[str, ...] = ()
+        self._known_rows: list[int] = []
 
     def __call__(self, batch: JaggedBatch) -> EntryIds:
         """Gather and check.
@@ -85,46 +85,64 @@ class EntryGather:
         Raises:
             InputError: the batch lacks a feature, or weights that a table needs.
         """
-        position = {name: index for index, name in enumerate(batch.feature_names)}
-        if missing := [e.feature for e in self.entries if e.feature not in position]:
-            raise InputError(
-                "the batch lacks features of the plan",
-                got=sorted(set(missing))[:8],
-                allowed=f"all of the plan's features; the batch has {len(position)}",
-            )
-        if batch.weights_L is None and (
-            weighted := [e.feature for e in self.entries if e.table.weighted]
-        ):
+        rows = self._rows_of(batch.feature_names)
+        if batch.weights_L is None and self._weighted_features:
             raise InputError(
                 "the batch carries no weights, but weighted tables look it up",
-                got=f"features {sorted(set(weighted))[:8]}",
+                got=f"features {sorted(self._weighted_features)[:8]}",
                 remedy="give one weight per id",
             )
-        rows = [position[entry.feature] for entry in self.entries]
-        in_order = rows == list(range(len(batch.feature_names)))
-        counts_F = batch.lengths_FB.sum(1)
-        counts = counts_F.tolist()
+        counts = batch.num_ids_F
         parts = batch.values_L.split(counts)
+        in_order = rows == list(range(len(counts)))
         lengths_EB = batch.lengths_FB if in_order else batch.lengths_FB[rows]
-        counts_E = [counts[row] for row in rows]
-        values_L = batch.values_L if in_order else torch.cat([parts[row] for row in rows])
-        values_L, num_bad, bad_id = self._check(values_L, counts_E)
+        values = list(parts) if in_order else [parts[row] for row in rows]
         weights: list[Tensor] | None = None
         if batch.weights_L is not None:
             weight_parts = batch.weights_L.split(counts)
             weights = [weight_parts[row] for row in rows]
+        if self._are_in_range(batch.values_L, values):
+            return EntryIds(lengths_EB, values, weights, 0, None)
+        counts_E = [counts[row] for row in rows]
+        values_L, num_bad, bad_id = self._mended(torch.cat(values), counts_E)
         return EntryIds(lengths_EB, list(values_L.split(counts_E)), weights, num_bad, bad_id)
 
-    def _check(self, values_L: Tensor, counts_E: list[int]) -> tuple[Tensor, int, BadId | None]:
+    def _rows_of(self, feature_names: tuple[str, ...]) -> list[int]:
+        """Per entry, the position of its feature in the batch."""
+        if feature_names != self._known_names:
+            position = {name: index for index, name in enumerate(feature_names)}
+            if missing := [e.feature for e in self.entries if e.feature not in position]:
+                raise InputError(
+                    "the batch lacks features of the plan",
+                    got=sorted(set(missing))[:8],
+                    allowed=f"all of the plan's features; the batch has {len(position)}",
+                )
+            self._known_rows = [position[entry.feature] for entry in self.entries]
+            self._known_names = feature_names
+        return self._known_rows
+
+    def _are_in_range(self, values_L: Tensor, values: list[Tensor]) -> bool:
+        """Whether every entry's ids are; one pass, and another over small tables only."""
         if not values_L.numel():
-            return values_L, 0, None
+            return True
         lowest, highest = (int(value) for value in torch.aminmax(values_L))
-        if lowest >= 0 and highest < self._fewest_rows:
-            return values_L, 0, None  # in range for every entry: the common case, in one pass
+        if lowest < 0:
+            return False
+        small = [
+            (ids, num_rows)
+            for ids, num_rows in zip(values, self._num_rows_E, strict=True)
+            if num_rows <= highest and ids.numel()
+        ]
+        if not small:
+            return True
+        highest_S = torch.stack([ids.max() for ids, _ in small]).tolist()
+        return all(top < rows for top, (_, rows) in zip(highest_S, small, strict=True))
+
+    def _mended(self, values_L: Tensor, counts_E: list[int]) -> tuple[Tensor, int, BadId | None]:
+        """The ids with 0 for those out of range, how many are counted, and the first one."""
         counts = torch.tensor(counts_E, dtype=torch.int64, device=values_L.device)
-        limit_L = torch.repeat_interleave(
-            self._num_embeddings_E, counts, output_size=values_L.numel()
-        )
+        num_rows_E = torch.tensor(self._num_rows_E, dtype=torch.int64, device=values_L.device)
+        limit_L = torch.repeat_interleave(num_rows_E, counts, output_size=values_L.numel())
         bad_L = (values_L < 0) | (values_L >= limit_L)
         num_bad = int(bad_L.sum())
         if not num_bad:

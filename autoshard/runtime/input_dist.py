@@ -65,6 +65,7 @@ class InputDistributor:
         ranks = range(self._world_size)
         heads: list[list[int]] = [[] for _ in ranks]
         parts: list[list[Tensor]] = [[] for _ in ranks]
+        to_R = [0] * self._world_size
         for index, method in enumerate(self._methods):
             if states is None:
                 for head in heads:
@@ -74,10 +75,13 @@ class InputDistributor:
                 size = sum(part.numel() for part in message.parts)
                 heads[rank] += [size, *message.announced]
                 parts[rank] += message.parts
-        to_R = [sum(part.numel() for part in own) for own in parts]
+                to_R[rank] += size
         fits = all(size <= room for size, room in zip(to_R, self._room_to_R, strict=True))
         header = header._replace(ids_follow=not fits)
-        pieces = self._tell(header, heads, parts if fits else [[] for _ in ranks])
+        if fits:
+            pieces = self._tell(header, heads, parts, to_R)
+        else:
+            pieces = self._tell(header, heads, [[] for _ in ranks], [0] * self._world_size)
         told = torch.stack([piece[: self._head_size] for piece in pieces]).tolist()
         headers = [Header(*row[:HEADER_SIZE]) for row in told]
         stop_if_told(headers, self._collectives.rank, self._entries)
@@ -101,17 +105,25 @@ class InputDistributor:
         ]
 
     def _tell(
-        self, header: Header, heads: list[list[int]], parts: list[list[Tensor]]
+        self, header: Header, heads: list[list[int]], parts: list[list[Tensor]], to_R: list[int]
     ) -> list[Tensor]:
-        """Exchange the first message; per source rank, all of it."""
+        """Exchange the first message; per source rank, all of it.
+
+        Args:
+            header: of this rank.
+            heads: per rank, the numbers behind it.
+            parts: per rank, ids that fit into its room.
+            to_R: how many they are.
+        """
         rows = [[*map(int, header), *head] for head in heads]
         heads_RH = torch.tensor(rows, dtype=torch.int64, device=self._collectives.device)
         if self._world_size == 1:
             return [torch.cat([heads_RH[0], *parts[0]])]
         filled: list[Tensor] = []
-        for head, own, room in zip(heads_RH, parts, self._room_to_R, strict=True):
-            left = room - sum(part.numel() for part in own)
-            filled += [head, *own, head.new_zeros(left)]
+        left_R = [room - size for room, size in zip(self._room_to_R, to_R, strict=True)]
+        unused = heads_RH.new_zeros(max(left_R))
+        for head, own, left in zip(heads_RH, parts, left_R, strict=True):
+            filled += [head, *own, unused[:left]]
         parcel = Parcel(
             torch.cat(filled),
             [self._head_size + room for room in self._room_to_R],

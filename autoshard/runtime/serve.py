@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
+from autoshard.runtime.allocator import keep_freed_memory
 from autoshard.runtime.capabilities import Device
 from autoshard.runtime.collectives import close_process_group, open_process_group
 from autoshard.runtime.worker import RankProcess, torch_device
@@ -47,6 +48,7 @@ def serve(spec: WorkerSpec, connection: Connection) -> None:
     import torch
 
     torch.set_num_threads(1)
+    keep_freed_memory()
     try:
         device = torch_device(spec.device, spec.rank)
         collectives = open_process_group(

@@ -22,7 +22,7 @@ from autoshard.runtime.collectives import Parcel, Received
 from autoshard.runtime.kernel_groups import KernelGroups
 from autoshard.runtime.layout import PlacedTable
 from autoshard.runtime.sharding import IdsMessage, LocalShard, MethodState, RankContext
-from autoshard.runtime.slicing import SliceGeometry
+from autoshard.runtime.slicing import Feature, SliceGeometry
 from autoshard.runtime.streams import gather_streams, pack_weights
 
 
@@ -47,6 +47,7 @@ class Sliced:
         self._own = geometry.ranks[context.rank]
         self._widths_R = [[f.shard.num_cols for f in slices.features] for slices in self._slices_R]
         self._cols_R = [sum(widths) for widths in self._widths_R]
+        self._columns_R = [[_columns_of(f) for f in slices.features] for slices in self._slices_R]
         self._sent_streams = torch.tensor(
             [stream for slices in self._slices_R for stream in slices.streams],
             dtype=torch.int64,
@@ -104,7 +105,8 @@ class Sliced:
         """Put slices of columns side by side and add up slices of rows."""
         batch_size = state.batch_sizes_R[self._context.rank]
         parts_RF = [
-            flat.view(batch_size, sum(widths)).split(widths, dim=1) if widths else ()
+            # Not views to autograd, so that they can be handed out as they are.
+            flat.view(batch_size, sum(widths)).unsafe_split_with_sizes(widths, dim=1) if widths else ()
             for flat, widths in zip(outputs.pieces, self._widths_R, strict=True)
         ]
         pooled = []
@@ -123,16 +125,12 @@ class Sliced:
         batch_size = state.batch_sizes_R[self._context.rank]
         sizes = [batch_size * cols for cols in self._cols_R]
         flat = torch.empty(sum(sizes), device=self._context.device)
-        for part, cols, slices in zip(flat.split(sizes), self._cols_R, self._slices_R, strict=True):
-            if slices.features:
-                columns = [
-                    gradients[f.entry][
-                        :, f.shard.col_offset : f.shard.col_offset + f.shard.num_cols
-                    ]
-                    for f in slices.features
-                ]
-                torch.cat(columns, dim=1, out=part.view(batch_size, cols))
-        flat.div_(self._context.world_size)
+        for part, widths, columns in zip(
+            flat.split(sizes), self._widths_R, self._columns_R, strict=True
+        ):
+            targets = part.view(batch_size, sum(widths)).split(widths, dim=1) if widths else ()
+            for target, (entry, own) in zip(targets, columns, strict=True):
+                torch.div(gradients[entry][:, own], self._context.world_size, out=target)
         own_cols = self._cols_R[self._context.rank]
         return Parcel(flat, sizes, [size * own_cols for size in state.batch_sizes_R])
 
@@ -161,3 +159,9 @@ class Sliced:
             return torch.empty(sum(state.batch_sizes_R), 0, device=self._context.device)
         output: Tensor = state.values.pop("output")
         return output
+
+
+def _columns_of(feature: Feature) -> tuple[int, slice]:
+    """Which columns of which entry's output a feature makes."""
+    shard = feature.shard
+    return feature.entry, slice(shard.col_offset, shard.col_offset + shard.num_cols)

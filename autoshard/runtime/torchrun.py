@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from autoshard.errors import InputError, PlanError
 from autoshard.plan import ShardingPlan
+from autoshard.runtime.allocator import keep_freed_memory
 from autoshard.runtime.capabilities import Device
 from autoshard.runtime.collectives import (
     CollectiveError,
@@ -109,6 +110,7 @@ def torchrun_rank(plan: ShardingPlan, options: RunOptions) -> Iterator[RankProce
     place = TorchrunPlace.from_environment()
     place.check(plan)
     torch.set_num_threads(1)
+    keep_freed_memory()
     store: dist.Store | None = None
     try:
         collectives = open_process_group(

@@ -111,7 +111,7 @@ class TestIds:
     batch = JaggedBatch.from_bags({"g": [[2], [7]], "f": [[4, 0], [1]], "extra": [[9], []]})
 
     def gather(self, mode: IdsMode) -> EntryGather:
-        return EntryGather(layout_of(plan_of(list(self.tables))).entries, mode, CPU)
+        return EntryGather(layout_of(plan_of(list(self.tables))).entries, mode)
 
     def test_each_table_has_its_own_range(self) -> None:
         gathered = self.gather(IdsMode.WARNING)(self.batch)
@@ -137,7 +137,7 @@ class TestIds:
     def test_weights_must_be_there_where_they_are_needed(self) -> None:
         entries = layout_of(plan_of([table("w", feature_names=("f",), weighted=True)])).entries
         with pytest.raises(InputError, match="carries no weights"):
-            EntryGather(entries, IdsMode.FATAL, CPU)(self.batch)
+            EntryGather(entries, IdsMode.FATAL)(self.batch)
 
     def test_unknown_modes_and_devices_are_refused(self) -> None:
         with pytest.raises(InputError, match="fatal, warning, ignore"):
