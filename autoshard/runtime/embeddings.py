@@ -309,9 +309,7 @@ class ShardedEmbeddings(nn.Module):
             end = start + len(method.entries)
             parcels.append(method.send_gradients(state, of_sums[start:end]))
             start = end
-        received = self._collectives.exchange(
-            Phase.GRADIENTS, torch.float32, parcels, joined=True
-        )
+        received = self._collectives.exchange(Phase.GRADIENTS, torch.float32, parcels, joined=True)
         for method, state, part in zip(self._methods, step.states, received, strict=True):
             method.update(state, part)
 

@@ -12,18 +12,19 @@ from autoshard.runtime.capabilities import Device, check_plan_supported
 from autoshard.runtime.group import Progress, WorkerGroup
 from autoshard.runtime.host_memory import check_host_memory
 from autoshard.runtime.results import PlanRun, RunOptions, RunResult
-from autoshard.runtime.worker import RankProcess, execute_plan
+from autoshard.runtime.worker import RankProcess, check_devices, execute_plan
 
 
 def check_plan_here(plan: ShardingPlan, options: RunOptions) -> None:
     """Refuse a plan that cannot be run with all its ranks here, before any process starts.
 
     Raises:
-        UnsupportedError: the runtime does not execute it.
+        UnsupportedError: the runtime does not execute it, or not without more devices.
         PlanError: it is malformed.
         InfeasibleError: it does not fit the ranks' memory, or that of this machine.
     """
     ledgers = check_plan(plan, options)
+    check_devices(options.device, plan.topology.world_size)
     if options.device is Device.CPU:
         check_host_memory(ledgers)
 

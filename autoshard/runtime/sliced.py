@@ -106,7 +106,9 @@ class Sliced:
         batch_size = state.batch_sizes_R[self._context.rank]
         parts_RF = [
             # Not views to autograd, so that they can be handed out as they are.
-            flat.view(batch_size, sum(widths)).unsafe_split_with_sizes(widths, dim=1) if widths else ()
+            flat.view(batch_size, sum(widths)).unsafe_split_with_sizes(widths, dim=1)
+            if widths
+            else ()
             for flat, widths in zip(outputs.pieces, self._widths_R, strict=True)
         ]
         pooled = []

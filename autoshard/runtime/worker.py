@@ -79,16 +79,27 @@ def torch_device(device: Device, local_rank: int) -> torch.device:
     Raises:
         UnsupportedError: CUDA is asked for and not there for this rank.
     """
+    check_devices(device, local_rank + 1)
     if device is Device.CPU:
         return torch.device("cpu")
-    if not torch.cuda.is_available() or local_rank >= torch.cuda.device_count():
-        raise UnsupportedError(
-            f"local rank {local_rank} has no CUDA device",
-            got=f"{torch.cuda.device_count() if torch.cuda.is_available() else 0} devices",
-            remedy="run with device cpu, or with as many ranks as there are devices",
-        )
     torch.cuda.set_device(local_rank)
     return torch.device("cuda", local_rank)
+
+
+def check_devices(device: Device, num_local: int) -> None:
+    """Make sure that there is a device for each of a machine's ranks.
+
+    Raises:
+        UnsupportedError: there are fewer CUDA devices.
+    """
+    num_devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device is Device.CUDA and num_devices < num_local:
+        raise UnsupportedError(
+            f"local rank {num_devices} has no CUDA device",
+            got=f"{num_devices} devices",
+            allowed=f"at least {num_local}, one per rank of this machine",
+            remedy="run with device cpu, or with as many ranks as there are devices",
+        )
 
 
 def execute_plan(process: RankProcess, plan: ShardingPlan, options: RunOptions) -> RunResult:

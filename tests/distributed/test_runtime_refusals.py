@@ -13,7 +13,7 @@ from autoshard.problem import Optimizer
 from autoshard.runtime.capabilities import Device, check_plan_supported
 from autoshard.runtime.embeddings import ShardedEmbeddings
 from autoshard.runtime.group import WorkerGroup
-from autoshard.runtime.launch import run_plan, run_plans
+from autoshard.runtime.launch import check_plan_here, run_plan, run_plans
 from autoshard.runtime.results import RunOptions
 from autoshard.shards import Shard, ShardingType
 from autoshard.tables import DataType, Table
@@ -131,7 +131,7 @@ def test_plans_for_more_ranks_than_there_are() -> None:
 @pytest.mark.skipif(refusal_cases.has_cuda(), reason="this machine has a CUDA device")
 def test_a_device_that_is_not_there_is_named() -> None:
     with pytest.raises(UnsupportedError, match="no CUDA device"):
-        run_plan(make_plan([FINE], ["0"], 1), options=RunOptions(device=Device.CUDA))
+        check_plan_here(make_plan([FINE], ["0"], 1), RunOptions(device=Device.CUDA))
 
 
 def test_ranks_that_would_start_with_different_weights(groups: Groups) -> None:

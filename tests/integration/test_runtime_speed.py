@@ -1,0 +1,113 @@
+"""The speed comparison runs, agrees on numbers before it times, and refuses bad input."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from autoshard.errors import InputError
+from autoshard.shards import ShardingType
+from benchmarks.runtime_speed.__main__ import SECTIONS, Bench, main
+from benchmarks.runtime_speed.cases import make_plan, uniform_model
+from benchmarks.runtime_speed.statistics import median_ms, percentile_ms, ratio_of_medians
+
+QUICK = ["--quick", "--models", "uniform", "--types", "row_wise", "--torchrec-python", "missing"]
+
+
+def test_every_section_without_torchrec(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "speed.json"
+    assert main([*QUICK, "--out", str(out)]) == 0
+    results = json.loads(out.read_text())
+    assert "make torchrec-env" in capsys.readouterr().out
+    by_section = {c["section"]: c for c in results["comparisons"] if c["model"] == "uniform"}
+    assert set(by_section) == {"step", "loop", "pipelined", "waiting", "ddp"}
+    others = {
+        name: contender
+        for comparison in by_section.values()
+        for name, contender in comparison["contenders"].items()
+        if name != comparison["ours"]
+    }
+    assert set(others) == {
+        "floor/sliced",
+        "autoshard/loop",
+        "autoshard/loop-waiting",
+        "pytorch/dense",
+        "pytorch/sparse",
+    }
+    for contender in others.values():
+        assert contender["largest_relative_difference"] <= 1e-4
+        assert contender["ratio"]["low"] <= contender["ratio"]["high"]
+    # Two rounds of three steps each.
+    assert {c["num_steps"] for c in by_section["step"]["contenders"].values()} == {6}
+    assert [rank["holds_only_its_own"] for rank in results["memory"]] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--only", "speed"], "--only is not usable; got: speed; allowed: torchrec,floor"),
+        (["--models", ""], "--models is not usable"),
+        (["--types", "row_wise,columns"], "got: columns"),
+        (["--rounds", "0"], "--rounds and --steps are not usable"),
+        (["--only", "torchrec", "--torchrec-python", "missing"], "make torchrec-env"),
+    ],
+)
+def test_bad_input_is_refused(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_statistics_of_rounds() -> None:
+    ours, theirs = [[2.0, 4.0], [6.0]], [[8.0], [8.0, 8.0]]
+    assert median_ms(ours) == 4.0
+    assert percentile_ms(theirs, 10) == 8.0
+    ratio = ratio_of_medians(ours, theirs)
+    assert ratio.value == 0.5
+    # Drawn rounds give medians of 3 (the first twice), 4 (both) or 6 (the second twice).
+    assert (ratio.low, ratio.high) == (3 / 8, 6 / 8)
+
+
+class Wrong:
+    """A side whose contenders compute what they are told to."""
+
+    is_open = True
+
+    def __init__(self, off: dict[str, float]) -> None:
+        self._off = off
+
+    def ask(
+        self, command: str, per_rank: list[dict[str, Any]], *, key: str, num_steps: int
+    ) -> None:
+        assert command == "check"
+        for rank in per_rank:
+            outputs = [torch.full((2, 2), 10.0) for _ in range(num_steps)]
+            outputs[-1][1, 1] += self._off[key]
+            torch.save(outputs, rank["path"])
+
+
+@pytest.mark.parametrize("off", [0.1, -0.1, float("nan")])
+def test_contenders_with_other_numbers_are_not_timed(tmp_path: Path, off: float) -> None:
+    bench = Bench.__new__(Bench)
+    bench._ours = Wrong({"autoshard/plain": 0.0, "floor/sliced": off})  # type: ignore[assignment]
+    with pytest.raises(InputError, match="floor/sliced computes other numbers"):
+        bench._check(["autoshard/plain", "floor/sliced"], tmp_path)
+
+
+@pytest.mark.parametrize("kind", [ShardingType.TABLE_WISE, ShardingType.DATA_PARALLEL])
+def test_plans_spread_over_all_ranks(kind: ShardingType) -> None:
+    plan = make_plan(uniform_model(scale=0.001), kind, 2)
+    per_rank = [len(slices) for slices in plan.slices_by_rank()]
+    assert per_rank == ([4, 4] if kind is ShardingType.TABLE_WISE else [8, 8])
+
+
+def test_the_help_names_every_section(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    text = capsys.readouterr().out
+    assert all(section in text for section in SECTIONS)
