@@ -35,8 +35,9 @@ $(READY): pyproject.toml
 torchrec-env: ## Install TorchRec beside autoshard into .venv-torchrec, for benchmarks.runtime_speed
 	"$(PYTHON)" -m venv .venv-torchrec
 	.venv-torchrec/bin/python -m pip install --quiet --disable-pip-version-check -e '.[$(DEVICE_EXTRA)]'
-	.venv-torchrec/bin/python -m pip install --quiet --disable-pip-version-check --no-deps torchrec==1.8.0 torchmetrics==1.0.3 pyre-extensions==0.0.32 tensordict==0.15.3
-	.venv-torchrec/bin/python -m pip install --quiet --disable-pip-version-check tqdm lightning-utilities typing-inspect pyvers orjson iopath psutil
+	.venv-torchrec/bin/python -m pip install --quiet --disable-pip-version-check torchmetrics==1.0.3 tensordict==0.15.3 pyre-extensions==0.0.32 iopath==0.1.10 tqdm psutil
+	.venv-torchrec/bin/python -m pip install --quiet --disable-pip-version-check --no-deps torchrec==1.8.0
+	.venv-torchrec/bin/python -c 'import torchrec'
 
 demo: $(READY) ## Measure, learn, plan, run and report on this machine (at most 10 minutes)
 	"$(BIN)/python" -m experiments.demo
