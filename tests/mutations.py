@@ -147,6 +147,13 @@ MUTATIONS = (
         (_PARTS,),
     ),
     Mutation(
+        "runtime/ids.py",
+        "batch.lengths_FB.clone() if in_order",
+        "batch.lengths_FB if in_order",
+        "a loader that refills its tensor changes a step under way",
+        (_PARTS,),
+    ),
+    Mutation(
         "runtime/headers.py",
         "if header.status == Status.FAILED and rank != own_rank:",
         "if False:",

@@ -95,7 +95,8 @@ class EntryGather:
         counts = batch.num_ids_F
         parts = batch.values_L.split(counts)
         in_order = rows == list(range(len(counts)))
-        lengths_EB = batch.lengths_FB if in_order else batch.lengths_FB[rows]
+        # A copy: the backward needs them, and a loader may have refilled its tensor by then.
+        lengths_EB = batch.lengths_FB.clone() if in_order else batch.lengths_FB[rows]
         values = list(parts) if in_order else [parts[row] for row in rows]
         weights: list[Tensor] | None = None
         if batch.weights_L is not None:

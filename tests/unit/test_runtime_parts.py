@@ -126,6 +126,25 @@ class TestIds:
         assert bad is not None
         assert (bad.entry, bad.value) == (2, 3)
 
+    def test_negative_ids_are_out_of_range(self) -> None:
+        """Alone: every id below the smallest table's rows, none too large."""
+        batch = JaggedBatch.from_bags({"f": [[2]], "g": [[1, -1]]})
+        gathered = self.gather(IdsMode.FATAL)(batch)
+        assert gathered.bad_id is not None
+        assert (gathered.bad_id.entry, gathered.bad_id.value) == (2, -1)
+        assert gathered.num_out_of_range == 1
+
+    @pytest.mark.parametrize("names", [("f", "g"), ("g", "f")])
+    def test_a_loader_may_refill_its_tensors_at_once(self, names: tuple[str, str]) -> None:
+        """The backward reads the lengths again; the loader's are another batch's by then."""
+        entries = layout_of(plan_of([table("a", 5, feature_names=("f", "g"))])).entries
+        lengths = torch.tensor([[2, 1], [1, 1]])
+        batch = JaggedBatch(names, lengths, torch.tensor([0, 1, 2, 3, 4]))
+        gathered = EntryGather(entries, IdsMode.FATAL)(batch)
+        before = gathered.lengths_EB.tolist()
+        lengths.fill_(7)
+        assert gathered.lengths_EB.tolist() == before
+
     def test_fatal_mode_tells_the_first(self) -> None:
         bad = self.gather(IdsMode.FATAL)(self.batch).bad_id
         assert bad is not None
