@@ -1,6 +1,6 @@
 """Breaks the runtime on purpose, one line at a time, and checks that tests notice.
 
-    python -m tests.mutations                # all, about ten minutes on 2 cores
+    python -m tests.mutations                # all, about twenty minutes on 2 busy cores
     python -m tests.mutations --only sliced  # those of files whose name contains it
 
 Every mutation is applied to a copy of the checkout in a temporary folder, never to the

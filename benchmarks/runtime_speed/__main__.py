@@ -1,7 +1,7 @@
 """Time the runtime beside TorchRec, plain PyTorch and the floor; measure its memory.
 
     make torchrec-env                        # once: TorchRec in an environment of its own
-    python -m benchmarks.runtime_speed       # everything, about twenty minutes
+    python -m benchmarks.runtime_speed       # everything, more than half an hour
     python -m benchmarks.runtime_speed --only floor --models uniform --rounds 40
     python -m benchmarks.runtime_speed --quick --only ddp,memory
 

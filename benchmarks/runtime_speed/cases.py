@@ -8,12 +8,10 @@ Shapes: F=features, B=samples of a rank, L=ids, C=columns of all outputs togethe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -232,10 +230,3 @@ def read_labels(folder: Path, rank: int) -> list[Tensor]:
     """Labels of this rank's batches, float32 [B] each."""
     labels: list[Tensor] = torch.load(folder / f"rank{rank}.pt", weights_only=True)["labels"]
     return labels
-
-
-def table_values(batch: RawBatch, feature: int, counts: Sequence[int] | None = None) -> Tensor:
-    """The ids of one feature."""
-    counts = batch.lengths_FB.sum(1).tolist() if counts is None else counts
-    start = int(np.sum(counts[:feature]))
-    return batch.values_L[start : start + counts[feature]]
