@@ -30,6 +30,7 @@ from rich.progress import Progress, TimeElapsedColumn
 from rich.table import Table as TextTable
 
 from autoshard.errors import AutoshardError, InputError
+from autoshard.files import write_atomically
 from autoshard.problem import Optimizer
 from autoshard.shards import ShardingType
 from benchmarks.runtime_speed.cases import (
@@ -530,15 +531,13 @@ def _run(options: argparse.Namespace, console: Console) -> None:
     if ranks:
         console.print(memory_table(ranks))
     if options.out is not None:
-        write_json(options.out, results)
+        text = json.dumps(results, indent=2) + "\n"
+        write_atomically(options.out, lambda path: _write(path, text))
         console.print(f"wrote {options.out}")
 
 
-def write_json(path: Path, results: dict[str, Any]) -> None:
-    """Write the results in one go."""
-    partial = path.with_name(path.name + ".part")
-    partial.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
-    partial.replace(path)
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
