@@ -1,4 +1,4 @@
-"""Training of the network of all-to-alls: a robust physical fit, then a bounded correction.
+"""Training of the network of one kind of collective: a robust physical fit, then a correction.
 
 Starting from the fit matters: from arbitrary coefficients the training stops where the
 correction has hidden a wrong latency or bandwidth.
@@ -97,6 +97,6 @@ def _tighten(network: CollectiveNet, traffic_MC: Tensor) -> None:
 
 
 def predict_collective_ms(network: CollectiveNet, data: CollectiveData) -> FloatArray:
-    """Times of measured all-to-alls as the network predicts them, float64 [M]."""
+    """Times of measured collectives as the network predicts them, float64 [M]."""
     with torch.inference_mode():
         return network(torch.tensor(data.traffic_MC, dtype=torch.float32)).double().numpy()

@@ -1,4 +1,4 @@
-"""Measured rows as tensors: shard sets with their timings, all-to-alls with theirs.
+"""Measured rows as tensors: shard sets with their timings, collectives with theirs.
 
 A row's split is that of its tables, fixed when it was measured: test tables occur in no
 training row, which `KernelData.check_disjoint` verifies.
@@ -10,7 +10,7 @@ backward), M=collectives, C=traffic features.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from autoshard.errors import InputError
 from autoshard.features import TRAFFIC_FEATURES
+from autoshard.measure.config import Collective
 from autoshard.measure.loading import (
     load_collective_rows,
     load_kernel_rows,
@@ -33,7 +34,7 @@ IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 SPLITS = ("train", "validation", "test")
 PHASES = ("fwd", "bwd")
-#: One in so many all-to-alls of a world size is kept for the error report.
+#: One in so many collectives of a kind and world size is kept for the error report.
 HELD_OUT_EVERY = 5
 
 
@@ -119,7 +120,7 @@ class KernelData:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CollectiveData:
-    """M measured all-to-alls."""
+    """M measured collectives of one kind."""
 
     traffic_MC: FloatArray
     time_ms_M: FloatArray
@@ -148,8 +149,11 @@ class MeasuredData:
 
     kernels: KernelData
     collectives: CollectiveData
+    """All-to-alls, the only ones that the exported model predicts."""
     facts: Mapping[str, Any]
     """Hardware, versions, counts and times, as plain values."""
+    other_collectives: Mapping[Collective, CollectiveData] = field(default_factory=dict)
+    """Those of other kinds that were measured, for the error report."""
 
 
 def kernel_data(frame: pd.DataFrame) -> KernelData:
@@ -192,8 +196,21 @@ def kernel_data(frame: pd.DataFrame) -> KernelData:
     )
 
 
-def collective_data(frame: pd.DataFrame) -> CollectiveData:
-    """Turn rows of all-to-alls into arrays; empty exchanges are left out."""
+def rows_of(frame: pd.DataFrame, collective: Collective) -> pd.DataFrame:
+    """The rows of one kind of collective."""
+    return frame[frame["collective"] == collective.value]
+
+
+def collective_data(
+    frame: pd.DataFrame, collective: Collective = Collective.ALL_TO_ALL
+) -> CollectiveData:
+    """Turn the rows of one kind of collective into arrays; empty exchanges are left out.
+
+    Args:
+        frame: as returned by `autoshard.measure.loading.load_collective_rows`, of any kinds.
+        collective: which kind.
+    """
+    frame = rows_of(frame, collective)
     frame = frame[frame["total_bytes"] > 0]
     test_M = np.zeros(len(frame), dtype=bool)
     shuffle = np.random.default_rng(0)
@@ -225,21 +242,25 @@ def load_measurements(folders: Sequence[str | Path]) -> MeasuredData:
     )
     kernels = kernel_data(kernel_frame)
     kernels.check_disjoint()
-    collectives = collective_data(collective_frame)
+    by_kind = {kind: collective_data(collective_frame, kind) for kind in Collective}
+    exchanges = rows_of(collective_frame, Collective.ALL_TO_ALL)
+    collectives = by_kind.pop(Collective.ALL_TO_ALL)
     if len(collectives.time_ms_M) == 0:
         raise InputError(
             "there are no measurements of all-to-alls",
-            remedy="measure with collectives.num_collectives > 0",
+            remedy="measure with collectives.num_collectives > 0 and all_to_all among "
+            "collectives.kinds",
         )
     return MeasuredData(
         kernels=kernels,
         collectives=collectives,
+        other_collectives={kind: data for kind, data in by_kind.items() if len(data.time_ms_M)},
         facts={
             "num_kernel_rows": len(kernel_frame),
-            "num_collective_rows": len(collective_frame),
+            "num_collective_rows": len(exchanges),
             "measured_from": str(kernel_frame["measured_at"].min()),
             "measured_to": str(
-                max(kernel_frame["measured_at"].max(), collective_frame["measured_at"].max())
+                max(kernel_frame["measured_at"].max(), exchanges["measured_at"].max())
             ),
             "device": str(kernel_frame["device"].iloc[0]),
             "cache": str(kernel_frame["cache"].iloc[0]),

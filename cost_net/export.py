@@ -188,6 +188,7 @@ def _write_card(path: Path, described: Mapping[str, Any]) -> None:
             if held_out
             else "none held out."
         ),
+        *_unseen_world_sizes(exchanges.get("left_out_world_sizes") or {}),
         "",
         "## Limits",
         "",
@@ -204,3 +205,15 @@ def _write_card(path: Path, described: Mapping[str, Any]) -> None:
         "",
     ]
     path.write_text("\n".join(lines), encoding="utf-8")
+
+
+def _unseen_world_sizes(rows: Mapping[str, Any]) -> list[str]:
+    """What the card says of world sizes that the model had not seen."""
+    if not rows:
+        return []
+    told = "; ".join(
+        f"{scores['without']['median']:.1%} instead of {scores['with']['median']:.1%}"
+        f" at {world_size} ranks"
+        for world_size, scores in rows.items()
+    )
+    return ["", f"Median error on a world size that is left out of training: {told}."]

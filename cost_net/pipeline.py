@@ -13,8 +13,13 @@ import pandas as pd
 
 from autoshard.files import make_folder, write_atomically, write_text
 from cost_net.baselines import BASELINES
+from cost_net.collective_errors import (
+    collective_score,
+    leave_one_world_size_out,
+    other_kinds_report,
+)
 from cost_net.collective_training import predict_collective_ms, train_collective
-from cost_net.dataset import SPLITS, CollectiveData, KernelData, MeasuredData
+from cost_net.dataset import SPLITS, KernelData, MeasuredData
 from cost_net.errors import noise_floor, score
 from cost_net.export import export_cost_model
 from cost_net.networks import AdditiveNet, CollectiveNet, SumNet
@@ -76,7 +81,8 @@ def error_report(
     Returns:
         `splits[split]` with `num_sets` and `models[name][fwd|bwd|total]` (see
         `cost_net.errors.score`), `noise_floor`, `collectives` (of the rows trained on,
-        and under `test` of those held out), `network` and `measurements`.
+        under `test` of those held out, and see `cost_net.collective_errors`), `network` and
+        `measurements`.
     """
     kernels = data.kernels
     train = kernels.split("train")
@@ -96,24 +102,12 @@ def error_report(
         "splits": splits,
         "noise_floor": noise_floor(kernels),
         "collectives": {
-            **(_collective_score(exchanges.of(~exchanges.test_M), collective) or {}),
-            "test": _collective_score(exchanges.of(exchanges.test_M), collective),
+            **(collective_score(exchanges.of(~exchanges.test_M), collective) or {}),
+            "test": collective_score(exchanges.of(exchanges.test_M), collective),
+            "left_out_world_sizes": leave_one_world_size_out(exchanges, config, collective),
+            "other_kinds": other_kinds_report(data.other_collectives, collective, config),
         },
         "measurements": dict(data.facts),
-    }
-
-
-def _collective_score(part: CollectiveData, network: CollectiveNet) -> dict[str, Any] | None:
-    """Number of exchanges, median, mean and 90th percentile of their relative errors."""
-    if len(part.time_ms_M) == 0:
-        return None
-    predicted_M = predict_collective_ms(network, part)
-    errors_M = np.abs(predicted_M / np.maximum(part.time_ms_M, 1e-9) - 1)
-    return {
-        "num": len(errors_M),
-        "median": float(np.median(errors_M)),
-        "mean": float(np.mean(errors_M)),
-        "p90": float(np.quantile(errors_M, 0.9)),
     }
 
 

@@ -39,7 +39,7 @@ def run(config: MeasureConfig, out_dir: Path, metrics: MetricsLog) -> list[Path]
             measure_kernels(config, tables, out_dir, report)
         merged.append(out_dir / f"{KERNELS_FOLDER}.parquet")
     if config.collectives.num_collectives and config.collectives.world_sizes:
-        with progress_bar("measuring all-to-alls") as report:
+        with progress_bar("measuring collectives") as report:
             measure_collectives(config, out_dir, report)
         merged.append(out_dir / f"{COLLECTIVES_FOLDER}.parquet")
     for step, path in enumerate(merged):

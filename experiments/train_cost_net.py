@@ -12,6 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from cost_net.collective_errors import world_size_table
 from cost_net.dataset import load_measurements
 from cost_net.errors import error_table
 from cost_net.pipeline import MODEL_FOLDER, train_cost_model
@@ -47,6 +48,8 @@ def run(config: TrainCostNetConfig, out_dir: Path, metrics: MetricsLog) -> None:
         trained = train_cost_model(data, config.cost_net, out_dir, on_epoch)
     console = Console()
     console.print(error_table(trained.errors))
+    if (unseen := world_size_table(trained.errors)) is not None:
+        console.print(unseen)
     console.print(f"model: {out_dir / MODEL_FOLDER}")
 
 

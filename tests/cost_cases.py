@@ -117,6 +117,7 @@ def collective_rows(num: int = 150, seed: int = 0) -> list[dict[str, Any]]:
         exact = transfer_ms(world_size, busiest, sent.sum())
         rows.append(_row(COLLECTIVE_COLUMNS, "x", number, 0) | {
             "index": number,
+            "collective": "all_to_all",
             "world_size": float(world_size),
             "max_sent_bytes": sent.max(),
             "max_received_bytes": received.max(),

@@ -157,6 +157,7 @@ def write_measurements(path: Path, kind: RowKind, num: int) -> None:
         "iterations": 9,
         "warmup_iterations": 3,
         "cache": "warm",
+        "collective": "all_to_all",
         "backend": "gloo",
         "num_slices": 2,
         "fwd_ms": 1.0,

@@ -1,8 +1,9 @@
-"""The ranks' side of measuring all-to-alls: what each process of a group runs.
+"""The ranks' side of measuring collectives: what each process of a group runs.
 
 Every iteration starts with a barrier, so that ranks arrive together as well as the
 machine allows; then each rank stamps its arrival, exchanges, and stamps its end, all by
-the one monotonic clock of the host. The barrier itself is not part of any time.
+the one monotonic clock of the host. The barrier itself is not part of any time. What a
+collective puts out is compared with arithmetic before it is timed, and once more after.
 
 Shapes: R=ranks, I=iterations.
 """
@@ -11,7 +12,6 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import IntEnum
@@ -24,10 +24,11 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from autoshard.errors import listed
+from autoshard.measure.collective_operations import Operation, fill_input
 from autoshard.measure.config import CollectiveConfig, TimingConfig
 from autoshard.measure.environment import pin_to_core
 from autoshard.measure.repetition import NS_PER_MS, Repetitions, is_settled, reached_target
-from autoshard.measure.traffic_sampling import ELEMENT_BYTES, Traffic
+from autoshard.measure.traffic_sampling import Traffic
 from autoshard.measure.workers import START_LIMIT_S
 from autoshard.runtime.capabilities import Device
 
@@ -49,7 +50,7 @@ class Stage(IntEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class CollectiveTiming:
-    """What one all-to-all took."""
+    """What one collective took."""
 
     transfer: Repetitions
     """From the last rank's arrival to the last rank's end."""
@@ -138,9 +139,10 @@ class _Rank:
         )
         sizes = sorted({traffic.world_size for traffic in setup.traffics})
         self._groups = {size: dist.new_group(list(range(size)), timeout=limit) for size in sizes}
-        elements = setup.config.max_rank_bytes // ELEMENT_BYTES + setup.world_size
-        self._send = torch.full((elements,), float(rank + 1), device=self._device)
-        self._receive = torch.zeros(elements, device=self._device)
+        counts = [t.num_elements(rank) for t in setup.traffics if rank < t.world_size]
+        self._given = torch.empty(max(given for given, _ in counts), device=self._device)
+        self._taken = torch.zeros(max(taken for _, taken in counts), device=self._device)
+        fill_input(self._given, rank)
 
     def run(self) -> None:
         """Measure everything that this rank is part of."""
@@ -156,22 +158,18 @@ class _Rank:
 
     def _measure(self, position: int, traffic: Traffic) -> CollectiveTiming:
         group = self._groups[traffic.world_size]
-        sent_RR = traffic.sent_bytes() // ELEMENT_BYTES
-        to_R, from_R = sent_RR[self.rank].tolist(), sent_RR[:, self.rank].tolist()
+        operation = Operation(traffic, self.rank, self._given, self._taken, group)
         self._enter(Stage.CHECKING_SIZES, position)
-        self._check_sizes(group, to_R, from_R)
-        given, taken = self._send[: sum(to_R)], self._receive[: sum(from_R)]
-        taken.zero_()
+        self._check_sizes(group, operation)
+        operation.spoil()
         timing = self.setup.config.timing
         for _ in range(timing.warmup_iterations):
-            self._exchange(position, group, taken, given, from_R, to_R)
-        self._check_content(taken, from_R)
+            self._exchange(position, group, operation)
+        operation.check()
         stamps = np.empty((0, traffic.world_size, 2), dtype=np.int64)
         chunk = timing.min_iterations
         while True:
-            mine = [
-                self._exchange(position, group, taken, given, from_R, to_R) for _ in range(chunk)
-            ]
+            mine = [self._exchange(position, group, operation) for _ in range(chunk)]
             self._enter(Stage.GATHERING_TIMES, position)
             stamps = np.concatenate([stamps, self._gather(group, mine, traffic.world_size)])
             result = CollectiveTiming.of(stamps[..., 0], stamps[..., 1], timing)
@@ -179,19 +177,13 @@ class _Rank:
             elapsed_s = float(stamps[..., 1].max() - stamps[..., 0].min()) / 1e9
             transfer = stamps[..., 1].max(axis=1) - stamps[..., 0].max(axis=1)
             if is_settled([transfer.tolist()], elapsed_s, timing):
+                operation.check()
                 return result
             chunk = min(_CHUNK, timing.max_iterations - len(stamps))
 
-    def _exchange(
-        self,
-        position: int,
-        group: Any,
-        taken: torch.Tensor,
-        given: torch.Tensor,
-        from_R: list[int],
-        to_R: list[int],
-    ) -> tuple[int, int]:
-        """One all-to-all: its arrival and its end on this rank."""
+    def _exchange(self, position: int, group: Any, operation: Operation) -> tuple[int, int]:
+        """One collective: its arrival and its end on this rank."""
+        operation.prepare()
         self._enter(Stage.WAITING_AT_BARRIER, position)
         dist.barrier(group)
         self._enter(Stage.BETWEEN_BARRIER_AND_EXCHANGE, position)
@@ -199,7 +191,7 @@ class _Rank:
             time.sleep(self.setup.arrival_delay_ms[self.rank] / 1e3)
         self._enter(Stage.EXCHANGING, position)
         arrival_ns = self._now_ns()
-        dist.all_to_all_single(taken, given, from_R, to_R, group=group)
+        operation.run()
         return arrival_ns, self._now_ns()
 
     def _now_ns(self) -> int:
@@ -207,27 +199,20 @@ class _Rank:
             torch.cuda.synchronize(self._device)
         return time.monotonic_ns()
 
-    def _check_sizes(self, group: Any, to_R: Sequence[int], from_R: Sequence[int]) -> None:
+    def _check_sizes(self, group: Any, operation: Operation) -> None:
         """Unequal sizes would hang or corrupt an exchange: compare them first."""
+        to_R, from_R = operation.send_sizes, operation.receive_sizes
         announced = torch.zeros(len(from_R), dtype=torch.int64, device=self._device)
         dist.all_to_all_single(
             announced, torch.tensor(to_R, dtype=torch.int64, device=self._device), group=group
         )
-        wrong = torch.tensor([int(announced.tolist() != list(from_R))], device=self._device)
+        wrong = torch.tensor([int(announced.tolist() != from_R)], device=self._device)
         dist.all_reduce(wrong, op=dist.ReduceOp.MAX, group=group)
         if wrong.item():
             raise RuntimeError(
-                f"ranks disagree on the sizes of an all-to-all: rank {self.rank} expects "
+                f"ranks disagree on the sizes of {operation.traffic}: rank {self.rank} expects "
                 f"{listed(from_R)} elements from the ranks and is sent {listed(announced.tolist())}"
             )
-
-    def _check_content(self, taken: torch.Tensor, from_R: Sequence[int]) -> None:
-        wanted = torch.repeat_interleave(
-            torch.arange(1, len(from_R) + 1, dtype=taken.dtype, device=self._device),
-            torch.tensor(from_R, device=self._device),
-        )
-        if not torch.equal(taken, wanted):
-            raise RuntimeError(f"rank {self.rank} received other content than was sent")
 
     def _gather(
         self, group: Any, mine: list[tuple[int, int]], world_size: int

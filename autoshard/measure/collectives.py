@@ -1,4 +1,4 @@
-"""Times all-to-alls between processes on this host; the parent's side.
+"""Times collectives between processes on this host; the parent's side.
 
 Transfer time runs from the last rank's arrival to the last rank's end: waiting for a late
 rank is imbalance, which the objective already counts, and stands apart as `wait_ms`.
@@ -39,7 +39,7 @@ def time_collectives(
     *,
     arrival_delay_ms: Sequence[float] = (),
 ) -> Generator[tuple[Traffic, CollectiveTiming], None, None]:
-    """Time all-to-alls, largest groups first.
+    """Time collectives, largest groups first.
 
     Args:
         traffics: what to exchange.
@@ -47,7 +47,7 @@ def time_collectives(
         arrival_delay_ms: makes each rank late by so much; for tests of the clockwork.
 
     Yields:
-        Each all-to-all with its timing.
+        Each collective with its timing.
 
     Raises:
         InputError: more ranks than GPUs.
@@ -133,7 +133,7 @@ def _run_ranks(setup: RankSetup) -> Generator[tuple[int, CollectiveTiming], None
                 deadline_s = time.monotonic() + limit_s
             if running and time.monotonic() > deadline_s:
                 raise WorkerError(
-                    "an all-to-all did not end in time",
+                    "a collective did not end in time",
                     got=_describe_stages(setup, stages),
                     allowed=f"{limit_s} s",
                     remedy="look for the rank that is not waiting for the others; "
@@ -206,6 +206,9 @@ def _silently_dead(
 def _describe_stages(setup: RankSetup, stages: Any) -> str:
     parts = []
     for rank in range(setup.world_size):
-        stage = Stage(stages[2 * rank]).name.lower().replace("_", " ")
-        parts.append(f"rank {rank}: {stage} (collective {stages[2 * rank + 1]})")
+        stage = Stage(stages[2 * rank])
+        told = f"rank {rank}: {stage.name.lower().replace('_', ' ')}"
+        if stage not in (Stage.STARTING, Stage.FINISHED):
+            told += f" ({setup.traffics[stages[2 * rank + 1]]})"
+        parts.append(told)
     return ", ".join(parts)

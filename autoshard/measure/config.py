@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Any, get_origin, get_type_hints
 
 from autoshard.checks import check_integers, check_numbers
-from autoshard.errors import InputError, quoted
+from autoshard.errors import InputError, listed, quoted
 from autoshard.files import fingerprint
 from autoshard.problem import Optimizer
 from autoshard.runtime.capabilities import Device
@@ -30,6 +30,19 @@ class CacheState(Enum):
     """Whatever the iteration before left: hot rows of the last batches, code and buffers."""
     COLD = "cold"
     """Nothing of the tables: a buffer of twice the last-level cache was swept before."""
+
+
+class Collective(Enum):
+    """The collectives that sharding types need; new ones are added at the end."""
+
+    ALL_TO_ALL = "all_to_all"
+    """Ids and pooled outputs of whole tables and column slices, gradients; sizes may be uneven."""
+    REDUCE_SCATTER = "reduce_scatter"
+    """Partial pooled outputs of row slices: added up, and each rank gets its samples' part."""
+    ALL_GATHER = "all_gather"
+    """Output gradients for row slices: every rank gets those of all samples."""
+    ALL_REDUCE = "all_reduce"
+    """Gradients of dense replicas: added up, and every rank gets all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,14 +149,17 @@ class SamplingConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CollectiveConfig:
-    """Which all-to-alls are timed, and how."""
+    """Which collectives are timed, and how."""
 
     device: Device = Device.CPU
     """CPU uses gloo, CUDA uses NCCL with one GPU per rank."""
     world_sizes: tuple[int, ...] = (2, 4, 8)
     """Process groups to measure; more ranks than cores are marked `oversubscribed`."""
+    kinds: tuple[Collective, ...] = (Collective.ALL_TO_ALL,)
+    """Which collectives. The cost model learns from all-to-alls, which are all that autoshard's
+    runtime puts into a step; the others take as long again, each."""
     num_collectives: int = 200
-    """All-to-alls per world size."""
+    """Collectives of each kind per world size."""
     max_rank_bytes: int = 16 * 2**20
     """Most bytes that one rank sends (or receives) to the others together."""
     timing: TimingConfig = field(
@@ -160,6 +176,7 @@ class CollectiveConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "world_sizes", tuple(self.world_sizes))
+        object.__setattr__(self, "kinds", tuple(map(_collective, self.kinds)))
         check_integers(self, num_collectives=0, max_rank_bytes=64)
         check_numbers(self, item_time_limit_s=0.0)
         if any(
@@ -171,6 +188,28 @@ class CollectiveConfig:
                 got=self.world_sizes,
                 allowed="different integers >= 2",
             )
+        if not self.kinds or len(set(self.kinds)) != len(self.kinds):
+            raise InputError(
+                "kinds is not usable",
+                got=listed(kind.value for kind in self.kinds) or "none",
+                allowed=f"at least one, each once, of {listed(kind.value for kind in Collective)}",
+                remedy="set collectives.num_collectives=0 to measure no collectives",
+            )
+
+
+def _collective(value: Any) -> Collective:
+    """The collective of that name; YAML gives text."""
+    if isinstance(value, Collective):
+        return value
+    names = [kind.value for kind in Collective]
+    if value not in names:
+        raise InputError(
+            "kinds names a collective that is not known",
+            got=quoted(value),
+            allowed=listed(names),
+            remedy=did_you_mean(value, names),
+        )
+    return Collective(value)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from autoshard.errors import InputError
 from autoshard.features import shard_features
+from autoshard.measure.config import Collective
 from autoshard.measure.schema import TRUST_COLUMNS, RowKind, arrow_schema
 from autoshard.measure.slices_json import slices_from_text
 from autoshard.measure.store import measurement_files, read_part
@@ -59,7 +60,10 @@ def load_kernel_rows(
 def load_collective_rows(
     paths: str | Path | Sequence[str | Path], *, allow_mixed: bool = False
 ) -> pd.DataFrame:
-    """Read measurements of all-to-alls; see `load_kernel_rows`."""
+    """Read measurements of collectives; see `load_kernel_rows`.
+
+    Files that were written before the column `collective` hold all-to-alls.
+    """
     return _load(paths, RowKind.COLLECTIVES, allow_mixed=allow_mixed)
 
 
@@ -179,6 +183,16 @@ def _check_columns(path: Path, rows: pa.Table, kind: RowKind) -> None:
                 f"measurements {path}: column {field.name!r} has another type",
                 got=rows.schema.field(field.name).type,
                 allowed=field.type,
+            )
+    if kind is RowKind.COLLECTIVES:
+        names = [collective.value for collective in Collective]
+        unknown = {str(name) for name in rows["collective"].unique().to_pylist()} - set(names)
+        if unknown:
+            raise InputError(
+                f"measurements {path}: column 'collective' names what is not known",
+                got=", ".join(sorted(unknown)),
+                allowed=", ".join(names),
+                remedy="read them with the version that wrote them, or measure again",
             )
     for name in TRUST_COLUMNS[kind]:
         values = rows[name]

@@ -20,6 +20,7 @@ from autoshard.features import TRAFFIC_FEATURES
 from autoshard.measure.collective_ranks import CollectiveTiming
 from autoshard.measure.collectives import check_world_size, time_collectives
 from autoshard.measure.config import (
+    Collective,
     KernelConfig,
     MeasureConfig,
     to_plain,
@@ -141,7 +142,7 @@ def measure_collectives(
     out_dir: str | Path,
     progress: Progress = lambda done, total, what: None,
 ) -> int:
-    """Measure the all-to-alls that are still missing in `out_dir`/collectives.
+    """Measure the collectives that are still missing in `out_dir`/collectives.
 
     Args:
         config: its `seed`, `collectives` and flush limits are read.
@@ -175,7 +176,10 @@ def measure_collectives(
     ) as recorder:
 
         def key(traffic: Traffic) -> str:
-            return f"{recorder.protocol}-{traffic.world_size:03d}-{traffic.index:06d}"
+            # All-to-alls keep the names of the time when there was nothing else.
+            kind = traffic.collective
+            name = "" if kind is Collective.ALL_TO_ALL else f"{kind.value}-"
+            return f"{recorder.protocol}-{name}{traffic.world_size:03d}-{traffic.index:06d}"
 
         order = {key(traffic): number for number, traffic in enumerate(traffics)}
         missing = [t for t in traffics if key(t) not in recorder.store.finished]
@@ -194,8 +198,11 @@ def measure_collectives(
                 "iterations": timing.iterations,
                 "warmup_iterations": timing.warmup_iterations,
                 "reached_target": timing.reached_target,
+                "collective": traffic.collective.value,
                 "backend": "gloo" if collectives.device is Device.CPU else "nccl",
-                "direction": traffic.direction.value,
+                "direction": traffic.direction.value
+                if traffic.collective is Collective.ALL_TO_ALL
+                else None,
                 "oversubscribed": crowded,
                 **dict(zip(TRAFFIC_FEATURES, traffic.features().tolist(), strict=True)),
                 "bytes_per_peer": list(traffic.bytes_per_peer),
@@ -235,12 +242,18 @@ def kernel_schedule(config: MeasureConfig) -> list[tuple[int, int]]:
 
 
 def collective_schedule(config: MeasureConfig) -> list[Traffic]:
-    """All-to-alls in the order of measurement: largest groups first, as drawn within."""
+    """Collectives in the order of measurement: largest groups first, the kinds in turn within.
+
+    In turn, so that what else the machine does at a time disturbs all kinds alike.
+    """
     collectives = config.collectives
     return [
-        draw_traffic(index, world_size, collectives.max_rank_bytes, seed=config.seed)
+        draw_traffic(
+            index, world_size, collectives.max_rank_bytes, seed=config.seed, collective=kind
+        )
         for world_size in sorted(collectives.world_sizes, reverse=True)
         for index in range(collectives.num_collectives)
+        for kind in collectives.kinds
     ]
 
 

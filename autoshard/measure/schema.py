@@ -11,6 +11,7 @@ from enum import Enum
 import pyarrow as pa
 
 from autoshard.features import TRAFFIC_FEATURES
+from autoshard.measure.config import Collective
 
 
 class RowKind(Enum):
@@ -70,11 +71,12 @@ KERNEL_COLUMNS: dict[str, pa.DataType] = {
 
 COLLECTIVE_COLUMNS: dict[str, pa.DataType] = {
     **ORIGIN_COLUMNS,
+    "collective": _TEXT,  # see `config.Collective`
     "backend": _TEXT,
-    "direction": _TEXT,  # see `traffic_sampling.Direction`
+    "direction": _TEXT,  # of all-to-alls, see `traffic_sampling.Direction`; others are even
     "oversubscribed": _FLAG,  # more ranks than cores
     **dict.fromkeys(TRAFFIC_FEATURES, _NUMBER),
-    "bytes_per_peer": pa.list_(_COUNT),  # [world_size], before the direction is applied
+    "bytes_per_peer": pa.list_(_COUNT),  # [world_size], see `traffic_sampling.Traffic`
     **_repetitions("transfer"),
     "wait_ms": _NUMBER,  # median, over repetitions, of the last rank's arrival less the first's
 }
@@ -82,6 +84,11 @@ COLLECTIVE_COLUMNS: dict[str, pa.DataType] = {
 COLUMNS: dict[RowKind, dict[str, pa.DataType]] = {
     RowKind.KERNELS: KERNEL_COLUMNS,
     RowKind.COLLECTIVES: COLLECTIVE_COLUMNS,
+}
+#: Columns that came later, and what the rows of files without them are.
+LATER_COLUMNS: dict[RowKind, dict[str, str]] = {
+    RowKind.KERNELS: {},
+    RowKind.COLLECTIVES: {"collective": Collective.ALL_TO_ALL.value},
 }
 #: A row without these says nothing about how far it can be trusted.
 TRUST_COLUMNS: dict[RowKind, tuple[str, ...]] = {

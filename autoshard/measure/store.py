@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from autoshard.errors import InputError
 from autoshard.files import canonical_json, write_atomically
 from autoshard.measure.environment import Environment
-from autoshard.measure.schema import RowKind, arrow_schema
+from autoshard.measure.schema import LATER_COLUMNS, RowKind, arrow_schema
 
 _METADATA_KEY = b"autoshard.measure"
 _FORMAT_VERSION = 1
@@ -34,7 +34,8 @@ def read_part(path: str | Path) -> tuple[pa.Table, dict[str, Any]]:
     """Read one part or merged file.
 
     Returns:
-        Its rows, and its metadata: `kind`, `environments` and `protocols`.
+        Its rows, with the columns that earlier versions did not write, and its metadata:
+        `kind`, `environments` and `protocols`.
 
     Raises:
         InputError: the file is missing, torn, or not one of measurements.
@@ -69,7 +70,20 @@ def read_part(path: str | Path) -> tuple[pa.Table, dict[str, Any]]:
             allowed=f"version {_FORMAT_VERSION}",
             remedy="measure again with this version",
         )
-    return rows, metadata
+    return _with_later_columns(rows, metadata["kind"]), metadata
+
+
+def _with_later_columns(rows: pa.Table, kind: str) -> pa.Table:
+    """Fill in the columns that files of earlier versions lack, where the schema has them."""
+    if kind not in {known.value for known in RowKind}:
+        return rows
+    schema = arrow_schema(RowKind(kind))
+    for name, value in LATER_COLUMNS[RowKind(kind)].items():
+        if name not in rows.column_names:
+            place = min(schema.get_field_index(name), rows.num_columns)
+            values = pa.array([value] * rows.num_rows, schema.field(name).type)
+            rows = rows.add_column(place, schema.field(name), values)
+    return rows
 
 
 def part_paths(folder: str | Path) -> list[Path]:

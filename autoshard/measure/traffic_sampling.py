@@ -1,8 +1,12 @@
-"""Draws the all-to-alls that are measured, with traffic as plans cause it.
+"""Draws the collectives that are measured, with traffic as plans cause it.
 
 Under a plan, rank r sends the same pooled outputs to each other rank (`FROM_OWNERS`), and
 each other rank sends rank r the same share of ids and output gradients (`TO_OWNERS`). So
 one number per rank, the bytes per peer, gives the whole traffic (see `autoshard.traffic`).
+The other collectives are even. They are described by the bytes that a ring moves, which no
+algorithm without switches that add up can go below (Patarasuk and Yuan, "Bandwidth optimal
+all-reduce algorithms for clusters of workstations", 2009): of an output of n bytes per rank,
+R − 1 parts of n for a reduce-scatter and an all-gather; an all-reduce is one after the other.
 
 Shapes: R=ranks, C=traffic features.
 """
@@ -16,7 +20,9 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
+from autoshard.errors import InputError, listed
 from autoshard.features import traffic_features
+from autoshard.measure.config import Collective
 
 #: Traffic is whole fp32 elements.
 ELEMENT_BYTES = 4
@@ -39,15 +45,35 @@ class Direction(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
-    """One all-to-all."""
+    """One collective."""
 
     index: int
-    direction: Direction
     bytes_per_peer: tuple[int, ...]
-    """Of each rank, [R], multiples of `ELEMENT_BYTES`."""
+    """Of each rank, [R], multiples of `ELEMENT_BYTES`: what it exchanges with each other rank
+    one way. Equal but for an all-to-all; of an all-reduce in two halves, one to add up and one
+    to tell, so multiples of twice as much."""
+    direction: Direction = Direction.FROM_OWNERS
+    """Says nothing where all ranks are alike."""
+    collective: Collective = Collective.ALL_TO_ALL
+
+    def __post_init__(self) -> None:
+        unit = ELEMENT_BYTES * (2 if self.collective is Collective.ALL_REDUCE else 1)
+        uneven = self.collective is Collective.ALL_TO_ALL
+        if (
+            self.world_size < 2
+            or any(size < 0 or size % unit for size in self.bytes_per_peer)
+            or not (uneven or (len(set(self.bytes_per_peer)) == 1 and self.bytes_per_peer[0]))
+        ):
+            raise InputError(
+                f"the sizes of {self} are not usable",
+                got=listed(self.bytes_per_peer),
+                allowed=f"of at least two ranks, multiples of {unit}"
+                + ("" if uneven else ", all equal and above 0"),
+            )
 
     def __str__(self) -> str:
-        return f"all-to-all {self.index} on {self.world_size} ranks"
+        name = self.collective.value.replace("_", "-")
+        return f"{name} {self.index} on {self.world_size} ranks"
 
     @property
     def world_size(self) -> int:
@@ -61,6 +87,20 @@ class Traffic:
         np.fill_diagonal(sent_RR, 0)
         return sent_RR if self.direction is Direction.FROM_OWNERS else sent_RR.T.copy()
 
+    def num_elements(self, rank: int) -> tuple[int, int]:
+        """Elements of a rank's input and output."""
+        per_peer = self.bytes_per_peer[0] // ELEMENT_BYTES
+        match self.collective:
+            case Collective.ALL_TO_ALL:
+                sent_RR = self.sent_bytes() // ELEMENT_BYTES
+                return int(sent_RR[rank].sum()), int(sent_RR[:, rank].sum())
+            case Collective.REDUCE_SCATTER:
+                return self.world_size * per_peer, per_peer
+            case Collective.ALL_GATHER:
+                return per_peer, self.world_size * per_peer
+            case Collective.ALL_REDUCE:
+                return self.world_size * per_peer // 2, self.world_size * per_peer // 2
+
     def features(self) -> NDArray[np.float64]:
         """As in `autoshard.features.TRAFFIC_FEATURES`, float64 [C]."""
         sent_RR = self.sent_bytes().astype(np.float64)
@@ -72,12 +112,22 @@ class Traffic:
         )[0]
 
 
-def draw_traffic(index: int, world_size: int, max_rank_bytes: int, *, seed: int) -> Traffic:
-    """All-to-all number `index`: the same for equal arguments.
+def draw_traffic(
+    index: int,
+    world_size: int,
+    max_rank_bytes: int,
+    *,
+    seed: int,
+    collective: Collective = Collective.ALL_TO_ALL,
+) -> Traffic:
+    """Collective number `index` of its kind: the same for equal arguments.
 
     The busiest rank's bytes are log-uniform from one element per peer up to
-    `max_rank_bytes`; the others' from as many as that down to nothing at all.
+    `max_rank_bytes`; the others' in an all-to-all from as many as that down to nothing at
+    all, in other collectives the same.
     """
+    if collective is not Collective.ALL_TO_ALL:
+        return _draw_even(index, world_size, max_rank_bytes, seed, collective)
     rng = np.random.default_rng([_TRAFFIC_STREAM, seed, world_size, index])
     direction = list(Direction)[int(rng.integers(2))]
     largest = max_rank_bytes / (world_size - 1) / ELEMENT_BYTES
@@ -100,4 +150,16 @@ def draw_traffic(index: int, world_size: int, max_rank_bytes: int, *, seed: int)
         index=index,
         direction=direction,
         bytes_per_peer=tuple((elements_R * ELEMENT_BYTES).tolist()),
+    )
+
+
+def _draw_even(
+    index: int, world_size: int, max_rank_bytes: int, seed: int, collective: Collective
+) -> Traffic:
+    stream = [_TRAFFIC_STREAM, seed, world_size, index, list(Collective).index(collective)]
+    unit = ELEMENT_BYTES * (2 if collective is Collective.ALL_REDUCE else 1)
+    largest = max(max_rank_bytes / (world_size - 1) / unit, 1.0)
+    elements = int(math.exp(np.random.default_rng(stream).uniform(0.0, math.log(largest))))
+    return Traffic(
+        index=index, collective=collective, bytes_per_peer=(elements * unit,) * world_size
     )

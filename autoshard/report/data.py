@@ -229,6 +229,8 @@ def _errors(path: Path) -> Mapping[str, Any]:
         for scores in (exchanges, exchanges.get("test") or {}):
             if "median" in scores:
                 float(scores["median"]), int(scores["num"])
+        for unseen in (exchanges.get("left_out_world_sizes") or {}).values():
+            float(unseen["without"]["median"]), float(unseen["with"]["median"])
         for facts in report["splits"].values():
             int(facts["num_sets"])
             _check_scores(facts["models"][network])

@@ -63,8 +63,8 @@ def kernel_times(rows: pd.DataFrame) -> Picture:
     )
 
 
-def collective_times(rows: pd.DataFrame) -> Picture:
-    """Measured transfer time of all-to-alls over the bytes that the busiest rank sends."""
+def collective_times(rows: pd.DataFrame, kind: str) -> Picture:
+    """Measured transfer time of a kind of collective over the bytes that the busiest rank sends."""
     rows = thinned(rows)
     with style():
         figure, axes = new_axes()
@@ -84,12 +84,12 @@ def collective_times(rows: pd.DataFrame) -> Picture:
         plain_log_ticks(axes, y=True)
         byte_ticks(axes)
         axes.set_xlabel("sent by the busiest rank")
-        axes.set_ylabel("measured all-to-all, ms")
+        axes.set_ylabel(f"measured {kind}, ms")
         legend(axes, columns=2)
-        svg = render(figure, "collectives")
+        svg = render(figure, "collectives" if kind == "all-to-all" else f"collectives-{kind}")
     return Picture(
         svg=svg,
-        alt=f"Measured transfer times of {len(rows)} all-to-alls over the bytes sent by the "
+        alt=f"Measured transfer times of {len(rows)} {kind}s over the bytes sent by the "
         "busiest rank, by number of ranks.",
     )
 

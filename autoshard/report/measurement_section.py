@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -32,10 +33,11 @@ def measurement_section(data: ReportData) -> Section:
     parts = [part for part in (data.kernels, data.collectives) if part is not None]
     if not parts or all(part.rows.empty for part in parts):
         return missing_section(anchor, title, "No measurements here yet.", command)
-    pictures, rows, said, notes = [], [], [], []
+    pictures, rows, said, notes, drawn = [], [], [], [], []
     if data.kernels is not None and not data.kernels.rows.empty:
         kernels = data.kernels.rows
         pictures.append(kernel_times(kernels))
+        drawn.append(len(kernels))
         repeats = int((kernels["pass"] > 0).sum())
         said.append(f"{count(len(kernels) - repeats, 'shard set')}")
         if repeats:
@@ -45,22 +47,21 @@ def measurement_section(data: ReportData) -> Section:
             _measurement_row("kernels", data.kernels, error, kernels["cache"].unique().tolist())
         )
     if data.collectives is not None and not data.collectives.rows.empty:
-        collectives = data.collectives.rows
-        pictures.append(collective_times(collectives))
-        said.append(f"{count(len(collectives), 'all-to-all')}")
-        error = float(np.nanmedian(collectives["transfer_relative_error"]))
-        rows.append(
-            _measurement_row(
-                "all-to-alls", data.collectives, error, collectives["backend"].unique().tolist()
-            )
-        )
-        over = int(collectives["oversubscribed"].sum())
-        if over:
-            notes.append(
-                f"Oversubscribed: {over} of {count(len(collectives), 'all-to-all')} had more "
-                "ranks than cores (drawn hollow)."
-            )
-    if any(len(part.rows) > MAX_POINTS for part in parts):
+        for name, collectives in data.collectives.rows.groupby("collective", sort=False):
+            kind = str(name).replace("_", "-")
+            pictures.append(collective_times(collectives, kind))
+            drawn.append(len(collectives))
+            said.append(f"{count(len(collectives), kind)}")
+            error = float(np.nanmedian(collectives["transfer_relative_error"]))
+            part = replace(data.collectives, rows=collectives)
+            settings = collectives["backend"].unique().tolist()
+            rows.append(_measurement_row(f"{kind}s", part, error, settings))
+            if over := int(collectives["oversubscribed"].sum()):
+                notes.append(
+                    f"Oversubscribed: {over} of {count(len(collectives), kind)} had more "
+                    "ranks than cores (drawn hollow)."
+                )
+    if any(num > MAX_POINTS for num in drawn):
         notes.append(f"Pictures show {MAX_POINTS} rows, evenly picked.")
     machines = _machines(parts)
     takeaway = f"{listed(said)} were measured on {listed(list(machines.values()))}"

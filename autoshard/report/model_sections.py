@@ -136,7 +136,20 @@ def _collective_notes(facts: Mapping[str, Any] | None) -> tuple[str, ...]:
     if not parts:
         return ()
     note = f"All-to-alls, median relative error: {listed(parts)}."
-    return (note if held_out else f"{note} None were held out.",)
+    if not held_out:
+        note = f"{note} None were held out."
+    unseen = [
+        f"{percent(float(scores['without']['median']))} instead of "
+        f"{percent(float(scores['with']['median']))} at {world_size} ranks"
+        for world_size, scores in (facts.get("left_out_world_sizes") or {}).items()
+    ]
+    if not unseen:
+        return (note,)
+    return (
+        note,
+        "A world size that is left out of training is predicted with a median relative error of "
+        f"{listed(unseen)}.",
+    )
 
 
 def learning_section(data: ReportData) -> Section:

@@ -10,6 +10,7 @@ import pytest
 
 from autoshard.errors import InputError
 from autoshard.features import WORK_FEATURES
+from autoshard.measure.config import Collective
 from autoshard.measure.loading import row_features
 from cost_net.dataset import HELD_OUT_EVERY, collective_data, kernel_data, shard_rows
 from tests.cost_cases import collective_rows, kernel_rows, kernels, pool
@@ -103,3 +104,16 @@ def test_a_fifth_of_each_world_size_is_held_out_always_the_same():
     assert not few.test_M.any()
     frame.loc[0, "total_bytes"] = 0.0
     assert len(collective_data(frame).time_ms_M) == 59
+
+
+def test_all_to_alls_are_the_same_whatever_else_was_measured():
+    exchanges = pd.DataFrame(collective_rows(60))
+    others = [pd.DataFrame(collective_rows(30, seed=s)).assign(collective=kind.value)
+              for s, kind in enumerate((Collective.ALL_REDUCE, Collective.ALL_GATHER))]  # fmt: skip
+    mixed = pd.concat([others[0], exchanges.iloc[:20], others[1], exchanges.iloc[20:]])
+    alone, found = collective_data(exchanges), collective_data(mixed)
+    for name in ("traffic_MC", "time_ms_M", "oversubscribed_M", "test_M"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(alone, name))
+    reduce = collective_data(mixed, Collective.ALL_REDUCE)
+    np.testing.assert_array_equal(reduce.time_ms_M, others[0]["transfer_ms"])
+    assert len(collective_data(mixed, Collective.REDUCE_SCATTER).time_ms_M) == 0

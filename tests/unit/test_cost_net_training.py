@@ -59,6 +59,10 @@ def test_all_to_alls_are_learned_and_judged_on_those_held_out():
     facts = trained().errors["collectives"]
     assert facts["num"] + facts["test"]["num"] == 150
     assert facts["test"]["median"] < 2.5 * NOISE
+    left_out = facts["left_out_world_sizes"]
+    assert list(left_out) == ["2", "4", "8"]
+    assert all(scores["without"]["median"] < 0.3 for scores in left_out.values())
+    assert facts["other_kinds"] == {}
     weights = trained().collective.bound_facts()
     assert weights["latency_ms"] == pytest.approx(0.1, rel=0.2)
     assert weights["rank_ms"] == pytest.approx(0.05, rel=0.3)

@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 
 from autoshard.errors import InputError
-from autoshard.measure.config import MeasureConfig, TimingConfig, measure_config, to_plain
+from autoshard.measure.config import (
+    Collective,
+    CollectiveConfig,
+    MeasureConfig,
+    TimingConfig,
+    measure_config,
+    to_plain,
+)
 from autoshard.measure.repetition import Repetitions, is_settled, median_relative_error
 
 
@@ -51,7 +58,8 @@ def test_every_series_must_settle():
 
 
 def test_configuration_survives_plain_values():
-    config = MeasureConfig(seed=3, num_sets=7, num_repeated_sets=2)
+    collectives = CollectiveConfig(kinds=(Collective.ALL_GATHER, Collective.ALL_TO_ALL))
+    config = MeasureConfig(seed=3, num_sets=7, num_repeated_sets=2, collectives=collectives)
     assert measure_config(to_plain(config)) == config
 
 
@@ -65,6 +73,11 @@ def test_configuration_survives_plain_values():
         ({"sampling": {"num_samples": [0]}}, "num_samples"),
         ({"sampling": {"split_shares": [0.5, 0.5, 0.5]}}, "sum to 1"),
         ({"collectives": {"world_sizes": [1, 2]}}, "world_sizes"),
+        ({"collectives": {"kinds": ["all_to_al"]}}, "collectives: kinds.*mean 'all_to_all'"),
+        ({"collectives": {"kinds": []}}, "kinds is not usable; got: none"),
+        ({"collectives": {"kinds": ["all_gather", "all_gather"]}}, "each once"),
+        ({"collectives": {"kinds": "all_gather"}}, "kinds is not a list"),
+        ({"collectives": {"kinds": [3]}}, "not known; got: 3"),
         ({"kernels": {"timing": {"warmup_iterations": 0}}}, "warmup_iterations"),
         ({"num_sets": 3, "num_repeated_sets": 4}, "num_repeated_sets"),
         ({"item_time_limit_s": float("nan")}, "item_time_limit_s"),

@@ -1,11 +1,13 @@
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from autoshard.distributions import IdDistribution
 from autoshard.errors import InputError
-from autoshard.measure.config import SamplingConfig
+from autoshard.measure.config import Collective, SamplingConfig
 from autoshard.measure.sampling import (
     ShardSetSampler,
     Split,
@@ -175,3 +177,25 @@ def test_traffic_covers_sizes_and_imbalances():
     assert any(b.min() == b.max() for b in per_peer)
     assert any((b > 0).sum() == 1 for b in per_peer)
     assert {traffic.direction for traffic in drawn} == set(Direction)
+
+
+@pytest.mark.parametrize("kind", [k for k in Collective if k is not Collective.ALL_TO_ALL])
+def test_even_traffic_covers_sizes(kind):
+    drawn = [draw_traffic(index, 4, 2**20, seed=0, collective=kind) for index in range(200)]
+    assert drawn[5] == draw_traffic(5, 4, 2**20, seed=0, collective=kind)
+    sent = np.array([traffic.features()[1] for traffic in drawn])
+    assert 2**19 < sent.max() <= 2**20
+    assert 0 < sent.min() < 256
+    # Log-uniform: half of them below the geometric mean of the ends.
+    assert np.median(sent) == pytest.approx(np.sqrt(24 * 2**20), rel=0.7)
+    others = {k: draw_traffic(5, 4, 2**20, seed=0, collective=k) for k in Collective}
+    assert len({traffic.bytes_per_peer for traffic in others.values()}) == len(Collective)
+
+
+def test_all_to_alls_are_drawn_as_when_the_shipped_ones_were_measured():
+    # Earlier runs are continued by number: a number must not come to mean another exchange.
+    path = Path(__file__).parents[2] / "data/measurements/cpu-2core/collectives.parquet"
+    for row in pd.read_parquet(path).iloc[::20].to_dict("records"):
+        drawn = draw_traffic(row["index"], int(row["world_size"]), 2**24, seed=row["seed"])
+        assert drawn.bytes_per_peer == tuple(row["bytes_per_peer"])
+        assert drawn.direction.value == row["direction"]

@@ -1,5 +1,6 @@
 import dataclasses
 import json
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -12,7 +13,7 @@ from autoshard.errors import InputError
 from autoshard.features import shard_features
 from autoshard.measure.environment import Environment, describe_environment
 from autoshard.measure.loading import load_collective_rows, load_kernel_rows, row_features
-from autoshard.measure.schema import KERNEL_COLUMNS, RowKind
+from autoshard.measure.schema import COLLECTIVE_COLUMNS, KERNEL_COLUMNS, RowKind
 from autoshard.measure.slices_json import slices_to_text
 from autoshard.measure.store import PartStore, merge_parts, part_paths
 from autoshard.problem import Optimizer, TrainingConfig
@@ -248,6 +249,50 @@ def test_kinds_are_told_apart(tmp_path):
         load_collective_rows(tmp_path)
     with pytest.raises(InputError, match="kernels, not collectives"):
         PartStore(tmp_path, RowKind.COLLECTIVES, environment=MACHINE, protocol="p", config={})
+
+
+def collective_row(index, collective):
+    plain = {name: DEFAULTS.get(str(kind), [4, 4]) for name, kind in COLLECTIVE_COLUMNS.items()}
+    names = ("hardware_fingerprint", "software_fingerprint", "protocol", "measured_at", "pass")
+    own = {"key": f"p-{collective}-{index}", "index": index, "collective": collective}
+    return plain | {name: row(index)[name] for name in names} | own
+
+
+def write_collectives(folder, rows):
+    options = {"environment": MACHINE, "protocol": "p", "config": {}, "flush_rows": 100}
+    with PartStore(folder, RowKind.COLLECTIVES, **options) as store:
+        for one in rows:
+            store.add(one)
+
+
+def test_files_from_before_there_were_kinds_hold_all_to_alls(tmp_path):
+    write_collectives(tmp_path, [collective_row(0, "all_to_all"), collective_row(1, "all_to_all")])
+    (part,) = part_paths(tmp_path)
+    old = pq.read_table(part)
+    pq.write_table(old.drop_columns(["collective"]), part)
+    assert load_collective_rows(tmp_path)["collective"].tolist() == ["all_to_all"] * 2
+    # Continued, read together and merged with rows of today.
+    write_collectives(tmp_path, [collective_row(0, "all_reduce")])
+    expected = ["all_to_all", "all_reduce", "all_to_all"]
+    assert load_collective_rows(tmp_path)["collective"].tolist() == expected
+    assert merge_parts(tmp_path, tmp_path.parent / "merged.parquet") == 3
+    merged = load_collective_rows(tmp_path.parent / "merged.parquet")
+    assert merged["collective"].tolist() == expected
+
+
+def test_the_shipped_measurements_are_all_to_alls():
+    path = Path(__file__).parents[2] / "data/measurements/cpu-2core/collectives.parquet"
+    assert "collective" not in pq.read_schema(path).names
+    rows = load_collective_rows(path)
+    assert len(rows) == 360
+    assert set(rows["collective"]) == {"all_to_all"}
+
+
+@pytest.mark.parametrize("name", ["all_to_some", None])
+def test_collectives_that_are_not_known_are_refused(tmp_path, name):
+    write_collectives(tmp_path, [collective_row(0, "all_reduce"), collective_row(1, name)])
+    with pytest.raises(InputError, match=f"not known.*{name}.*all_gather"):
+        load_collective_rows(tmp_path)
 
 
 @pytest.mark.parametrize("path", ["missing", "missing.parquet"])

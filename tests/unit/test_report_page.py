@@ -183,6 +183,23 @@ def test_measurements(full):
     assert "Oversubscribed: 4 of 4 all-to-alls" in " ".join(part.notes)
 
 
+def test_every_kind_of_collective_is_told_apart(full):
+    alike = full.collectives.rows
+    rows = pd.concat([alike, alike.assign(collective="all_reduce").iloc[:3]], ignore_index=True)
+    part = section(
+        dataclasses.replace(full, collectives=dataclasses.replace(full.collectives, rows=rows)),
+        "measurements",
+    )
+    assert part.takeaway.startswith("6 shard sets, 4 all-to-alls and 3 all-reduces were measured")
+    assert [row[:2] for row in part.tables[0].rows] == [
+        ("kernels", "6"),
+        ("all-to-alls", "4"),
+        ("all-reduces", "3"),
+    ]
+    assert len(part.pictures) == 3
+    assert "Measured transfer times of 3 all-reduces" in part.pictures[-1].alt
+
+
 def test_cost_model(full):
     part = section(full, "cost-model")
     assert part.takeaway == (
@@ -207,6 +224,13 @@ def test_all_to_alls_held_out_come_before_those_trained_on(full):
     assert note == (
         "All-to-alls, median relative error: 40.0% on the 2 measurements that were held out and "
         "20.0% on the 5 measurements that were trained on."
+    )
+    unseen = {"without": {"num": 3, "median": 0.5}, "with": {"num": 3, "median": 0.1}}
+    report["collectives"] |= {"left_out_world_sizes": {"4": unseen, "16": unseen}}
+    notes = section(dataclasses.replace(full, errors=report), "cost-model").notes
+    assert notes[1:] == (
+        "A world size that is left out of training is predicted with a median relative error of "
+        "50.0% instead of 10.0% at 4 ranks and 50.0% instead of 10.0% at 16 ranks.",
     )
 
 
