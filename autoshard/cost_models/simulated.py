@@ -133,7 +133,8 @@ class SimulatedCostModel:
         cols = np.ceil(num_cols / KERNEL_ALIGNMENT) * KERNEL_ALIGNMENT
         row_bytes = _sectors(cols * np.where(is_half, 2, 4))
         gradient_bytes = _sectors(cols * OUTPUT_BYTES)
-        state_bytes = _sectors(np.asarray(optimizer_state_bytes(self.optimizer, 1, cols)))
+        per_row, with_column = (optimizer_state_bytes(self.optimizer, 1, c) for c in (0, 1))
+        state_bytes = _sectors(per_row + (with_column - per_row) * cols)
         id_bytes = ID_BYTES + WEIGHT_BYTES * is_weighted
         columns = (
             unique_rows * row_bytes,
