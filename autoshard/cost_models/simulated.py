@@ -227,6 +227,11 @@ class SimulatedCostModel:
             or np.any(bytes_S > self.spec.hbm_bytes)
         )
 
+    def num_tbes(self, encoding_sum_ND: FloatArray) -> FloatArray:
+        """Table-batched kernels that a set with at least one shard needs, float64 [N]."""
+        kinds_NK = encoding_sum_ND[:, len(ENCODING) :]
+        return np.maximum(np.clip(kinds_NK, 0.0, 1.0).sum(axis=1), 1.0)
+
     def _roofs_ms(self, encoding_ND: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Lookup, sort and update, each as time of the memory and of the L2, float64 [K, N]."""
         # A search subtracts what it added: a sum may come out a few ulp below 0.
@@ -261,10 +266,10 @@ class SimulatedCostModel:
         )
 
     def _launches_ms(self, encoding_ND: FloatArray) -> FloatArray:
-        """Launches of the TBEs that a set needs, at least one, float64 [N, 2]."""
-        kinds_NK = encoding_ND[:, len(ENCODING) :]
-        num_tbes_N = np.maximum(np.clip(kinds_NK, 0.0, 1.0).sum(axis=1), 1.0)
-        kernels_NP = num_tbes_N[:, None] * np.array([FORWARD_KERNELS, BACKWARD_KERNELS])
+        """Launches of a set's TBEs, float64 [N, 2]."""
+        kernels_NP = self.num_tbes(encoding_ND)[:, None] * np.array(
+            [FORWARD_KERNELS, BACKWARD_KERNELS]
+        )
         return self.spec.first_launch_ms + (kernels_NP - 1) * self.spec.next_launch_ms
 
     def _transfer_ms(self, world_size_N: FloatArray, busiest_bytes_N: FloatArray) -> FloatArray:
