@@ -34,6 +34,9 @@ from autoshard.measure.store import merge_parts
 from autoshard.objective import CostSource
 from autoshard.planning import make_plan
 from autoshard.problem import Optimizer
+from autoshard.report.data import load_report_data
+from autoshard.report.measurement_section import measurement_section
+from autoshard.report.model_sections import cost_model_section
 from autoshard.runtime.capabilities import Device
 from cost_net.analytic_fit import fit_analytic
 from cost_net.dataset import MeasuredData, load_measurements
@@ -182,6 +185,20 @@ def test_a_trained_model_is_marked_and_its_mark_is_sealed(
     (altered / "config.json").write_text(json.dumps({**config, "source": "predicted"}))
     with pytest.raises(ArtifactError, match="altered"):
         load_cost_model(altered)
+
+
+def test_the_report_calls_nothing_measured(folder: Path, trained: Path, tmp_path: Path):
+    shutil.copytree(folder, tmp_path / "measurements")
+    shutil.copytree(trained.parent, tmp_path / "cost_net")
+    data = load_report_data(tmp_path)
+    part = measurement_section(data)
+    assert part.takeaway.startswith("120 shard sets and 45 all-to-alls were simulated on a100-80gb")
+    assert "not timed" in part.notes[0]
+    model = cost_model_section(data)
+    assert "against simulated time" in str(model.tables[0].caption)
+    for picture in (*part.pictures, *model.pictures[1:]):
+        assert "simulated" in picture.alt.lower()
+        assert "measured" not in picture.alt.lower()
 
 
 def test_models_of_measured_rows_predict_as_before():
