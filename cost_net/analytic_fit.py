@@ -6,6 +6,7 @@ import numpy as np
 
 from autoshard.cost_models.analytic import AnalyticCostModel
 from autoshard.cost_models.ranges import MeasuredRange
+from autoshard.objective import CostSource
 from cost_net.baselines import linear_weights
 from cost_net.collective_training import physical_weights
 from cost_net.dataset import MeasuredData
@@ -34,6 +35,7 @@ def fit_analytic(data: MeasuredData, *, name: str = "fitted") -> AnalyticCostMod
         latency_ms=float(latency_ms),
         bytes_per_ms=1.0 / max(float(ms_per_byte), 1.0 / _NO_LIMIT_BYTES_PER_MS),
         name=name,
+        simulated=data.source is CostSource.SIMULATED,
         measured_range=MeasuredRange.of(
             data.kernels.features_SF,
             world_sizes=data.collectives.world_sizes,

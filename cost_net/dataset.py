@@ -20,13 +20,14 @@ from numpy.typing import NDArray
 
 from autoshard.errors import InputError
 from autoshard.features import TRAFFIC_FEATURES
-from autoshard.measure.config import Collective
+from autoshard.measure.config import Collective, SimulatedDevice
 from autoshard.measure.loading import (
     load_collective_rows,
     load_kernel_rows,
     row_features,
     row_slices,
 )
+from autoshard.objective import CostSource
 from autoshard.problem import Optimizer, parse_optimizer
 
 FloatArray = NDArray[np.float64]
@@ -155,6 +156,13 @@ class MeasuredData:
     other_collectives: Mapping[Collective, CollectiveData] = field(default_factory=dict)
     """Those of other kinds that were measured, for the error report."""
 
+    @property
+    def source(self) -> CostSource:
+        """Of the costs of a model that learns from these rows."""
+        if self.facts.get("device") == SimulatedDevice.SIMULATED.value:
+            return CostSource.SIMULATED
+        return CostSource.PREDICTED
+
 
 def kernel_data(frame: pd.DataFrame) -> KernelData:
     """Turn kernel rows into arrays.
@@ -232,7 +240,8 @@ def load_measurements(folders: Sequence[str | Path]) -> MeasuredData:
         folders: its output folders.
 
     Raises:
-        InputError: a folder has no measurements, rows are mixed, or splits overlap.
+        InputError: a folder has no measurements, rows are mixed (simulated ones with real ones
+            in any way), or splits overlap.
     """
     if not folders:
         raise InputError("no measurements are given", remedy="measurements=[path/to/folder]")
@@ -240,6 +249,7 @@ def load_measurements(folders: Sequence[str | Path]) -> MeasuredData:
     collective_frame = load_collective_rows(
         [_existing(folder, "collectives") for folder in folders]
     )
+    _check_one_device(kernel_frame, collective_frame)
     kernels = kernel_data(kernel_frame)
     kernels.check_disjoint()
     by_kind = {kind: collective_data(collective_frame, kind) for kind in Collective}
@@ -270,6 +280,30 @@ def load_measurements(folders: Sequence[str | Path]) -> MeasuredData:
             "software_fingerprint": str(kernel_frame["software_fingerprint"].iloc[0]),
         },
     )
+
+
+def _check_one_device(kernel_frame: pd.DataFrame, collective_frame: pd.DataFrame) -> None:
+    """Refuse kernels of a simulated device beside all-to-alls of a real or of another one."""
+    frames = {"kernels": kernel_frame, "all-to-alls": collective_frame}
+    devices = {
+        name: sorted(set(zip(frame["device"], frame["hardware_fingerprint"], strict=True)))
+        for name, frame in frames.items()
+    }
+    simulated = any(
+        device == SimulatedDevice.SIMULATED.value
+        for found in devices.values()
+        for device, _ in found
+    )
+    if simulated and len({device for found in devices.values() for device in found}) > 1:
+        raise InputError(
+            "kernels and all-to-alls are not of one simulated device",
+            got="; ".join(
+                f"{name} of {', '.join(' '.join(device) for device in found) or 'none'}"
+                for name, found in devices.items()
+            ),
+            allowed="simulated rows of one device, or real ones",
+            remedy="simulate both with one simulated_device",
+        )
 
 
 def _existing(folder: str | Path, name: str) -> Path:

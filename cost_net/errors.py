@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from rich.table import Table as RichTable
 from scipy.stats import kendalltau
 
+from autoshard.measure.config import SimulatedDevice
 from cost_net.dataset import PHASES, SPLITS, KernelData
 
 FloatArray = NDArray[np.float64]
@@ -88,8 +89,11 @@ def error_table(report: Mapping[str, Any], split: str | None = None) -> RichTabl
     """
     split = split or next(name for name in reversed(SPLITS) if name in report["splits"])
     facts = report["splits"][split]
+    device = report.get("measurements", {}).get("device")
+    simulated = device == SimulatedDevice.SIMULATED.value
     table = RichTable(
-        title=f"Cost model on {split} tables: relative error, {facts['num_sets']} shard sets"
+        title=f"Cost model on {split} tables: relative error, {facts['num_sets']} "
+        f"{'simulated ' if simulated else ''}shard sets"
     )
     table.add_column("predictor", no_wrap=True)
     for name in QUANTITIES:

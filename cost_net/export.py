@@ -23,6 +23,7 @@ from autoshard.cost_models.exported import (
     COST_MODEL_VERSION,
     ENCODE_FILE,
     MIN_PROGRAM_ROWS,
+    SOURCE_KEY,
     WEIGHTS_FILE,
 )
 from autoshard.cost_models.ranges import MeasuredRange
@@ -32,6 +33,7 @@ from autoshard.features import (
     SHARD_FEATURES,
     TRAFFIC_FEATURES,
 )
+from autoshard.objective import CostSource
 from autoshard.programs import save_program
 from cost_net.dataset import SPLITS, MeasuredData
 from cost_net.networks import AdditiveNet, CollectiveNet, SumNet
@@ -63,11 +65,13 @@ def export_cost_model(
         InputError: the place is not writable or holds something else.
     """
     kernels = data.kernels
+    is_simulated = data.source is CostSource.SIMULATED
     described: dict[str, Any] = {
         "shard_features": list(SHARD_FEATURES),
         "traffic_features": list(TRAFFIC_FEATURES),
         "encoding_width": network.encoding_width,
         "network": config.network.value,
+        SOURCE_KEY: data.source.value,
         "compute_bound": network.bound_facts(),
         "collective_bound": collective.bound_facts(),
         "measured_range": MeasuredRange.of(
@@ -104,7 +108,8 @@ def export_cost_model(
         kind=COST_MODEL_KIND,
         version=COST_MODEL_VERSION,
         config=described,
-        identity=COST_MODEL_IDENTITY,
+        # Of what is predicted, the fingerprint is as it was before models could be simulated.
+        identity=(*COST_MODEL_IDENTITY, *([SOURCE_KEY] if is_simulated else [])),
         writers={
             WEIGHTS_FILE: lambda path: save_file(weights, path),
             CARD_FILE: lambda path: _write_card(path, described),
@@ -148,7 +153,13 @@ def _write_card(path: Path, described: Mapping[str, Any]) -> None:
         "# Cost model",
         "",
         "Predicts the forward and backward time of a set of embedding shards on one rank, and the",
-        "transfer time of an all-to-all. Costs are predictions, in milliseconds.",
+        "transfer time of an all-to-all. "
+        + (
+            "It learned from a simulated device, not from measurements:\nits costs, in "
+            "milliseconds, are marked `simulated`."
+            if described[SOURCE_KEY] == CostSource.SIMULATED.value
+            else "Costs are predictions, in milliseconds."
+        ),
         "",
         "## Data and hardware",
         "",

@@ -107,11 +107,22 @@ def to_dataclass(schema: type[C], values: dict[str, Any]) -> C:
     except ValidationError as error:
         first = error.errors()[0]
         cause = first.get("ctx", {}).get("error")
-        where = ".".join(str(part) for part in first["loc"])
+        where, message = _place_and_message(error)
         if isinstance(cause, AutoshardError):
             prefix = f"{where}: " if where else ""
             raise InputError(f"{prefix}{cause}") from cause
-        raise InputError(f"{where}: {first['msg']}", got=quoted(first.get("input"))) from error
+        raise InputError(f"{where}: {message}", got=quoted(first.get("input"))) from error
+
+
+def _place_and_message(error: ValidationError) -> tuple[str, str]:
+    """Where the first error is, and what it says; of a choice of enums, all their values."""
+    errors = error.errors()
+    place, message = errors[0]["loc"], errors[0]["msg"]
+    if place and str(place[-1]).startswith("enum["):  # pydantic tells of each enum apart
+        place = place[:-1]
+        expected = [e["ctx"]["expected"] for e in errors if e["loc"][:-1] == place]
+        message = f"Input should be {' or '.join(expected)}"
+    return ".".join(map(str, place)), message
 
 
 def _forbid_unknown(kind: Any, values: Any, where: str) -> None:

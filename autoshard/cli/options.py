@@ -101,7 +101,8 @@ CostModelOption = Annotated[
     typer.Option(
         metavar="NAME|PATH",
         help="What predicts costs: an exported model's folder, the name of a shipped one, "
-        "or 'analytic', a model without measurements behind it.",
+        "'analytic', a model without measurements behind it, or 'simulated:a100-80gb' (or "
+        "h100-80gb), a GPU by its datasheet.",
     ),
 ]
 PolicyOption = Annotated[
@@ -293,10 +294,11 @@ def check_policy(path_or_name: str) -> None:
 
 
 def load_model(path_or_name: str) -> CostModel:
-    """The cost model of that name or path; 'analytic' needs no files.
+    """The cost model of that name or path; 'analytic' and simulated devices need no files.
 
     Raises:
         ArtifactError: there is none, or it is damaged.
+        InputError: an option of a simulated device is not usable.
     """
     if path_or_name == "analytic":
         from autoshard.cost_models.analytic import AnalyticCostModel

@@ -58,6 +58,8 @@ class AnalyticCostModel:
     name: str = "analytic"
     measured_range: MeasuredRange | None = None
     """What fitted coefficients were fitted to; None for coefficients without measurements."""
+    simulated: bool = False
+    """Whether they were fitted to rows of a simulated device."""
 
     def __post_init__(self) -> None:
         coefficients_KP = _numbers(
@@ -69,6 +71,10 @@ class AnalyticCostModel:
         )
         rows = tuple((float(forward), float(backward)) for forward, backward in coefficients_KP)
         object.__setattr__(self, "coefficients_ms_KP", rows)
+        if not isinstance(self.simulated, bool):
+            raise InputError(
+                "simulated is not usable", got=quoted(self.simulated), allowed="true or false"
+            )
         for name in ("shard_ms_P", "overhead_ms_P"):
             pair = _numbers(self, name, (2,), "two finite numbers >= 0 (forward, backward)")
             object.__setattr__(self, name, (float(pair[0]), float(pair[1])))
@@ -80,8 +86,8 @@ class AnalyticCostModel:
 
     @property
     def source(self) -> CostSource:
-        """`PREDICTED`: nothing is timed."""
-        return CostSource.PREDICTED
+        """`PREDICTED`, as nothing is timed, or `SIMULATED`, as what it was fitted to."""
+        return CostSource.SIMULATED if self.simulated else CostSource.PREDICTED
 
     @cached_property
     def fingerprint(self) -> str:
@@ -154,6 +160,7 @@ class AnalyticCostModel:
             "latency_ms": self.latency_ms,
             "bytes_per_ms": self.bytes_per_ms,
             "measured_range": self.measured_range.to_json() if self.measured_range else None,
+            **({"simulated": True} if self.simulated else {}),
         }
 
     @classmethod

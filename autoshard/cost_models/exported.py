@@ -1,8 +1,9 @@
 """Trained cost models as artifacts: loading one, and the protocol on top of its programs.
 
 `cost_net.export` writes the folder; nothing of `cost_net` is needed to use it. `analytic` names
-`AnalyticCostModel`, and other people's models come in through the entry point group
-`autoshard.cost_models` (a callable without arguments that returns a model).
+`AnalyticCostModel`, `simulated:NAME` a `SimulatedCostModel`, and other people's models come in
+through the entry point group `autoshard.cost_models` (a callable without arguments that returns
+a model).
 
 Shapes: S=shards, N=shard sets, D=encoding width, F=shard features, C=traffic features.
 """
@@ -27,7 +28,12 @@ from autoshard.artifact_files import (
 from autoshard.cost_models.analytic import AnalyticCostModel
 from autoshard.cost_models.bounds import makespan_lower_bound
 from autoshard.cost_models.ranges import MeasuredRange
-from autoshard.errors import ArtifactError
+from autoshard.cost_models.simulated import (
+    SIMULATED_PREFIX,
+    refuse_bare_name,
+    simulated_cost_model,
+)
+from autoshard.errors import ArtifactError, quoted
 from autoshard.features import NUM_TRAFFIC_FEATURES, SHARD_FEATURES, TRAFFIC_FEATURES
 from autoshard.objective import CostSource
 from autoshard.problem import ShardingProblem
@@ -54,6 +60,8 @@ COST_MODEL_IDENTITY = (
     "measured_range",
     WEIGHTS_FILE,
 )
+#: A model of simulated rows says so: its costs are marked `simulated`, as theirs are.
+SOURCE_KEY = "source"
 #: Exported programs take row counts from 2 on (torch.export treats 0 and 1 as special).
 MIN_PROGRAM_ROWS = 2
 ENTRY_POINTS = "autoshard.cost_models"
@@ -84,8 +92,8 @@ class ExportedCostModel:
 
     @property
     def source(self) -> CostSource:
-        """`PREDICTED`."""
-        return CostSource.PREDICTED
+        """`PREDICTED`, or `SIMULATED` where the model was trained on simulated rows."""
+        return CostSource(self.config.get(SOURCE_KEY, CostSource.PREDICTED.value))
 
     @property
     def fingerprint(self) -> str:
@@ -184,30 +192,47 @@ def load_cost_model(path_or_name: str | Path = "default") -> CostModel:
     """Load a cost model.
 
     Args:
-        path_or_name: the folder of an exported one, the name of a shipped one, `analytic`, or
-            the name of an entry point in `autoshard.cost_models`.
+        path_or_name: the folder of an exported one, the name of a shipped one, `analytic`,
+            `simulated:NAME` (see `autoshard.cost_models.device_specs`), or the name of an entry
+            point in `autoshard.cost_models`.
 
     Raises:
         ArtifactError: it does not exist, is damaged, or reads other features than this version
             of autoshard computes.
+        InputError: an option of a simulated device is not usable.
     """
     if str(path_or_name) == ANALYTIC:
         return AnalyticCostModel()
+    if str(path_or_name).startswith(SIMULATED_PREFIX):
+        return simulated_cost_model(str(path_or_name).removeprefix(SIMULATED_PREFIX))
     if not Path(path_or_name).is_dir():
         for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
             if point.name == str(path_or_name):
                 return _from_entry_point(point)
+        refuse_bare_name(str(path_or_name))
     folder = find_artifact(path_or_name, folder="cost_models", what="cost model")
     config = read_artifact(
         folder, kind=COST_MODEL_KIND, version=COST_MODEL_VERSION, what="cost model"
     )
     check_names(config, "shard_features", SHARD_FEATURES, folder, "cost model")
     check_names(config, "traffic_features", TRAFFIC_FEATURES, folder, "cost model")
+    _check_source(config, folder)
     programs = {
         name: load_artifact_program(folder, config, name, "cost model")
         for name in (ENCODE_FILE, COMPUTE_FILE, COLLECTIVE_FILE)
     }
     return ExportedCostModel(programs, config, Path(path_or_name).name)
+
+
+def _check_source(config: Mapping[str, Any], folder: Path) -> None:
+    """Refuse a mark that a model's costs cannot carry."""
+    allowed = [CostSource.PREDICTED.value, CostSource.SIMULATED.value]
+    if config.get(SOURCE_KEY, allowed[0]) not in allowed:
+        raise ArtifactError(
+            f"cost model {folder} does not say where its costs come from",
+            got=quoted(config[SOURCE_KEY]),
+            allowed=" or ".join(allowed),
+        )
 
 
 def _from_entry_point(point: importlib.metadata.EntryPoint) -> CostModel:

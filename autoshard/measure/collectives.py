@@ -22,7 +22,7 @@ from typing import Any
 
 from autoshard.errors import InputError, WorkerError
 from autoshard.measure.collective_ranks import CollectiveTiming, RankSetup, Stage, rank_main
-from autoshard.measure.config import CollectiveConfig
+from autoshard.measure.config import CollectiveConfig, real_device
 from autoshard.measure.environment import available_cores
 from autoshard.measure.traffic_sampling import Traffic
 from autoshard.measure.workers import START_LIMIT_S, describe_exit, end_processes
@@ -50,14 +50,14 @@ def time_collectives(
         Each collective with its timing.
 
     Raises:
-        InputError: more ranks than GPUs.
+        InputError: more ranks than GPUs, or the device is simulated.
         WorkerError: a rank failed, died, or an exchange did not end in time.
     """
     if not traffics:
         return
     ordered = tuple(sorted(traffics, key=lambda traffic: -traffic.world_size))
     world_size = ordered[0].world_size
-    check_world_size(world_size, config.device)
+    check_world_size(world_size, real_device(config.device))
     with tempfile.TemporaryDirectory(prefix="autoshard-measure-") as folder:
         setup = RankSetup(
             world_size=world_size,

@@ -10,9 +10,11 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, get_origin, get_type_hints
+from types import UnionType
+from typing import Any, TypeGuard, get_args, get_origin, get_type_hints
 
 from autoshard.checks import check_integers, check_numbers
+from autoshard.cost_models.device_specs import find_device_spec
 from autoshard.errors import InputError, listed, quoted
 from autoshard.files import fingerprint
 from autoshard.problem import Optimizer
@@ -21,6 +23,36 @@ from autoshard.suggestions import did_you_mean
 
 #: Part of every fingerprint of a run; raised when a row's meaning changes.
 MEASURE_VERSION = 1
+
+
+class SimulatedDevice(Enum):
+    """In place of a device that runs kernels: times from a spec, see `simulation`."""
+
+    SIMULATED = "simulated"
+
+
+#: Where the times of rows come from.
+MeasuredDevice = Device | SimulatedDevice
+
+
+def is_simulated(device: MeasuredDevice) -> TypeGuard[SimulatedDevice]:
+    """Whether nothing is timed."""
+    return isinstance(device, SimulatedDevice)
+
+
+def real_device(device: MeasuredDevice) -> Device:
+    """A device that runs kernels.
+
+    Raises:
+        InputError: the device is simulated.
+    """
+    if isinstance(device, Device):
+        return device
+    raise InputError(
+        "a simulated device runs nothing",
+        got=device.value,
+        allowed=", ".join(d.value for d in Device),
+    )
 
 
 class CacheState(Enum):
@@ -74,8 +106,8 @@ class TimingConfig:
 class KernelConfig:
     """How kernels are timed."""
 
-    device: Device = Device.CPU
-    """Where the kernels run."""
+    device: MeasuredDevice = Device.CPU
+    """Where the kernels run, or `simulated`."""
     optimizer: Optimizer = Optimizer.ROWWISE_ADAGRAD
     """Fused into the backward."""
     cache: CacheState = CacheState.WARM
@@ -151,8 +183,8 @@ class SamplingConfig:
 class CollectiveConfig:
     """Which collectives are timed, and how."""
 
-    device: Device = Device.CPU
-    """CPU uses gloo, CUDA uses NCCL with one GPU per rank."""
+    device: MeasuredDevice = Device.CPU
+    """CPU uses gloo, CUDA uses NCCL with one GPU per rank; or `simulated`."""
     world_sizes: tuple[int, ...] = (2, 4, 8)
     """Process groups to measure; more ranks than cores are marked `oversubscribed`."""
     kinds: tuple[Collective, ...] = (Collective.ALL_TO_ALL,)
@@ -195,6 +227,12 @@ class CollectiveConfig:
                 allowed=f"at least one, each once, of {listed(kind.value for kind in Collective)}",
                 remedy="set collectives.num_collectives=0 to measure no collectives",
             )
+        if is_simulated(self.device) and self.kinds != (Collective.ALL_TO_ALL,):
+            raise InputError(
+                "the simulated device knows no collectives of this kind",
+                got=listed(kind.value for kind in self.kinds),
+                allowed=Collective.ALL_TO_ALL.value,
+            )
 
 
 def _collective(value: Any) -> Collective:
@@ -233,6 +271,8 @@ class MeasureConfig:
     kernels: KernelConfig = field(default_factory=KernelConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     collectives: CollectiveConfig = field(default_factory=CollectiveConfig)
+    simulated_device: str = "a100-80gb"
+    """Whose spec answers where a device is `simulated`; see `cost_models.device_specs`."""
     item_time_limit_s: float = 60.0
     """A shard set that takes longer is a failure."""
     flush_rows: int = 100
@@ -247,6 +287,18 @@ class MeasureConfig:
             raise InputError(
                 "num_repeated_sets is above num_sets",
                 got=f"{self.num_repeated_sets} > {self.num_sets}",
+            )
+        simulated = [is_simulated(part.device) for part in (self.kernels, self.collectives)]
+        if any(simulated):
+            find_device_spec(self.simulated_device)
+        exchanges = bool(self.collectives.num_collectives and self.collectives.world_sizes)
+        if self.num_sets and exchanges and len(set(simulated)) > 1:
+            raise InputError(
+                "simulated and real rows do not go together",
+                got=f"kernels.device={self.kernels.device.value}, "
+                f"collectives.device={self.collectives.device.value}",
+                remedy="simulate both or neither, or measure only one of them "
+                "(num_sets=0, or collectives.num_collectives=0)",
             )
         if self.sampling.max_weight_bytes > self.kernels.arena_bytes:
             raise InputError(
@@ -295,8 +347,8 @@ def _from_plain(kind: Any, value: Any, where: str) -> Any:
         hint = hints[key]
         if dataclasses.is_dataclass(hint):
             item = _from_plain(hint, item, name)
-        elif isinstance(hint, type) and issubclass(hint, Enum):
-            options = [member.value for member in hint]
+        elif kinds := _enums(hint):
+            options = [member.value for kind_ in kinds for member in kind_]
             if item not in options:
                 raise InputError(
                     f"{name} is not known",
@@ -304,7 +356,7 @@ def _from_plain(kind: Any, value: Any, where: str) -> Any:
                     allowed=", ".join(options),
                     remedy=did_you_mean(item, options),
                 )
-            item = hint(item)
+            item = next(member for kind_ in kinds for member in kind_ if member.value == item)
         elif get_origin(hint) is tuple and not isinstance(item, list | tuple):
             raise InputError(f"{name} is not a list", got=quoted(item))
         elif get_origin(hint) is dict and not isinstance(item, Mapping):
@@ -317,6 +369,12 @@ def _from_plain(kind: Any, value: Any, where: str) -> Any:
         raise InputError(
             f"{prefix}{error.what}", got=error.got, allowed=error.allowed, remedy=error.remedy
         ) from error
+
+
+def _enums(hint: Any) -> list[type[Enum]]:
+    """The enums that a field takes members of; none for other fields."""
+    parts = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    return [part for part in parts if isinstance(part, type) and issubclass(part, Enum)]
 
 
 def protocol_fingerprint(*parts: Any) -> str:

@@ -18,7 +18,7 @@ import torch
 from autoshard.distributions import IdDistribution
 from autoshard.errors import InputError
 from autoshard.measure.arena import Arena
-from autoshard.measure.config import CacheState, KernelConfig, TimingConfig
+from autoshard.measure.config import CacheState, KernelConfig, TimingConfig, real_device
 from autoshard.measure.environment import last_level_cache_bytes
 from autoshard.measure.kernel_set import KernelSet
 from autoshard.measure.repetition import NS_PER_MS, Repetitions, is_settled, reached_target
@@ -81,10 +81,11 @@ class KernelMeter:
         """Prepare memory and the reference kernel, on one thread.
 
         Raises:
-            InputError: CUDA was asked for and is not there.
+            InputError: CUDA was asked for and is not there, or the device is simulated.
             DependencyError: FBGEMM is missing or does not load.
         """
-        if config.device is Device.CUDA and not torch.cuda.is_available():
+        self._device = real_device(config.device)
+        if self._device is Device.CUDA and not torch.cuda.is_available():
             raise InputError(
                 "kernels cannot be measured on CUDA: torch sees no GPU",
                 remedy="set kernels.device=cpu, or install the CUDA build",
@@ -140,14 +141,14 @@ class KernelMeter:
             num_samples,
             num_batches=self.config.num_batches,
             optimizer=self.config.optimizer,
-            device=self.config.device,
+            device=self._device,
             device_index=self._device_index,
             arena=arena,
             seed=seed,
         )
 
     def _repeat(self, kernels: KernelSet, timing: TimingConfig) -> list[_Iteration]:
-        run = self._run_cpu if self.config.device is Device.CPU else self._run_cuda
+        run = self._run_cpu if self._device is Device.CPU else self._run_cuda
         num_batches = self.config.num_batches
         for index in range(timing.warmup_iterations):
             run(kernels, index % num_batches)

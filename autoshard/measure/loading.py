@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from autoshard.errors import InputError
 from autoshard.features import shard_features
-from autoshard.measure.config import Collective
+from autoshard.measure.config import Collective, SimulatedDevice
 from autoshard.measure.schema import TRUST_COLUMNS, RowKind, arrow_schema
 from autoshard.measure.slices_json import slices_from_text
 from autoshard.measure.store import measurement_files, read_part
@@ -42,7 +42,8 @@ def load_kernel_rows(
 
     Args:
         paths: part folder(s) or merged file(s).
-        allow_mixed: accept rows of different machines, versions or settings.
+        allow_mixed: accept rows of different machines, versions or settings. Simulated rows
+            never mix with real ones.
         normalise: see `normalise_by_reference`.
 
     Returns:
@@ -155,6 +156,7 @@ def _load(
         environments.update(metadata.get("environments", {}))
         tables.append(rows.select(arrow_schema(kind).names).replace_schema_metadata(None))
     frame = pa.concat_tables(tables).to_pandas()
+    _check_one_source(frame)
     if not allow_mixed:
         _check_unmixed(frame, kind, environments)
     same = ["key", "hardware_fingerprint", "software_fingerprint"]
@@ -204,6 +206,17 @@ def _check_columns(path: Path, rows: pa.Table, kind: RowKind) -> None:
                 allowed=f"finite numbers >= {lowest}, and no blanks",
                 remedy="measure these rows again, with a warm-up",
             )
+
+
+def _check_one_source(frame: pd.DataFrame) -> None:
+    """Refuse simulated rows beside real ones, whatever else may be mixed."""
+    if frame["device"].nunique() > 1 and (frame["device"] == SimulatedDevice.SIMULATED.value).any():
+        raise InputError(
+            "simulated and real rows are mixed",
+            got=", ".join(sorted(frame["device"].unique())),
+            allowed="rows of one or the other",
+            remedy="load one of them",
+        )
 
 
 def _check_unmixed(

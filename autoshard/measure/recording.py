@@ -13,12 +13,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from autoshard.measure.config import MeasureConfig, protocol_fingerprint
-from autoshard.measure.environment import describe_environment
+from autoshard.measure.config import MeasureConfig, MeasuredDevice, protocol_fingerprint
+from autoshard.measure.environment import Environment, describe_environment
 from autoshard.measure.repetition import Repetitions
 from autoshard.measure.schema import RowKind
 from autoshard.measure.store import PartStore
-from autoshard.runtime.capabilities import Device
 
 #: Called with rows done (earlier runs included), rows in all, and what was just measured.
 Progress = Callable[[int, int, str], None]
@@ -57,11 +56,25 @@ class Recorder:
 
 @contextmanager
 def recording(
-    config: MeasureConfig, folder: Path, kind: RowKind, described: dict[str, Any], device: Device
+    config: MeasureConfig,
+    folder: Path,
+    kind: RowKind,
+    described: dict[str, Any],
+    device: MeasuredDevice,
+    environment: Environment | None = None,
 ) -> Iterator[Recorder]:
-    """Open a folder for the rows of one protocol, which `described` identifies."""
+    """Open a folder for the rows of one protocol, which `described` identifies.
+
+    Args:
+        config: its `seed` and flush limits are read.
+        folder: of the rows.
+        kind: of the rows.
+        described: what the rows' meaning depends on.
+        device: where they come from.
+        environment: what they hold for; this machine by default.
+    """
     protocol = protocol_fingerprint(described)
-    environment = describe_environment(THREADS)
+    environment = environment or describe_environment(THREADS)
     common = {
         "protocol": protocol,
         "seed": config.seed,

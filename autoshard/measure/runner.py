@@ -7,7 +7,7 @@ call it; a folder holds `kernels/` and `collectives/`, and calling again continu
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from autoshard.cost_models.simulated import SimulatedCostModel
 from autoshard.errors import InputError
 from autoshard.features import TRAFFIC_FEATURES
 from autoshard.measure.collective_ranks import CollectiveTiming
@@ -23,6 +24,9 @@ from autoshard.measure.config import (
     Collective,
     KernelConfig,
     MeasureConfig,
+    MeasuredDevice,
+    is_simulated,
+    real_device,
     to_plain,
 )
 from autoshard.measure.environment import available_cores, pin_to_core
@@ -30,6 +34,14 @@ from autoshard.measure.kernel_set import check_supported
 from autoshard.measure.recording import Progress, now, recording, timing_columns
 from autoshard.measure.sampling import ShardSet, ShardSetSampler
 from autoshard.measure.schema import RowKind
+from autoshard.measure.simulation import (
+    BACKEND,
+    CACHE,
+    simulate_collectives,
+    simulate_shard_set,
+    simulated_environment,
+    simulated_model,
+)
 from autoshard.measure.slices_json import slices_to_text
 from autoshard.measure.traffic_sampling import Traffic, draw_traffic
 from autoshard.measure.workers import run_tasks
@@ -78,14 +90,15 @@ def measure_kernels(
         WorkerError: a worker failed, died or took too long. Finished rows are kept.
     """
     kernels = config.kernels
-    check_supported(
-        [ShardSlice.whole(table) for table in tables], kernels.optimizer, kernels.device
-    )
+    model = simulated_model(config) if is_simulated(kernels.device) else None
+    if model is None:
+        whole = [ShardSlice.whole(table) for table in tables]
+        check_supported(whole, kernels.optimizer, real_device(kernels.device))
     num_workers = resolve_workers(config)
     sampler = ShardSetSampler(tables, config.sampling, seed=config.seed)
     described = {
         "seed": config.seed,
-        "kernels": to_plain(kernels),
+        "kernels": to_plain(kernels) if model is None else {"optimizer": kernels.optimizer.value},
         "sampling": to_plain(config.sampling),
         "tables": tables_fingerprint(tables),
         "workers": num_workers,
@@ -93,7 +106,12 @@ def measure_kernels(
     cores = available_cores()
     schedule = kernel_schedule(config)
     with recording(
-        config, Path(out_dir) / KERNELS_FOLDER, RowKind.KERNELS, described, kernels.device
+        config,
+        Path(out_dir) / KERNELS_FOLDER,
+        RowKind.KERNELS,
+        described,
+        kernels.device,
+        None if model is None else simulated_environment(model.spec),
     ) as recorder:
 
         def key(index: int, pass_: int) -> str:
@@ -108,12 +126,16 @@ def measure_kernels(
             _KernelTask(order, pass_, sampler.draw(index), _batch_seed(config.seed, index, pass_))
             for order, index, pass_ in missing
         )
-        answers = run_tasks(
-            partial(_make_kernel_handler, kernels, cores),
-            tasks,
-            num_workers=min(num_workers, len(missing)),
-            time_limit_s=config.item_time_limit_s,
-            on_idle=recorder.store.flush_if_due,
+        answers = (
+            run_tasks(
+                partial(_make_kernel_handler, kernels, cores),
+                tasks,
+                num_workers=min(num_workers, len(missing)),
+                time_limit_s=config.item_time_limit_s,
+                on_idle=recorder.store.flush_if_due,
+            )
+            if model is None
+            else _simulated_answers(model, tasks)
         )
 
         def row(task: _KernelTask, timing: dict[str, Any]) -> dict[str, Any]:
@@ -129,7 +151,7 @@ def measure_kernels(
                 "num_slices": len(drawn.slices),
                 "num_samples": drawn.num_samples,
                 "optimizer": kernels.optimizer.value,
-                "cache": kernels.cache.value,
+                "cache": (kernels.cache if model is None else CACHE).value,
                 "slices": slices_to_text(drawn.slices),
                 **timing,
             }
@@ -157,15 +179,17 @@ def measure_collectives(
         WorkerError: a rank failed, died or took too long. Finished rows are kept.
     """
     collectives = config.collectives
+    model = simulated_model(config) if is_simulated(collectives.device) else None
     described = {
         "seed": config.seed,
         "device": collectives.device.value,
         "max_rank_bytes": collectives.max_rank_bytes,
-        "timing": to_plain(collectives.timing),
     }
     num_cores = len(available_cores())
-    for world_size in collectives.world_sizes:
-        check_world_size(world_size, collectives.device)
+    if model is None:
+        described["timing"] = to_plain(collectives.timing)
+        for world_size in collectives.world_sizes:
+            check_world_size(world_size, real_device(collectives.device))
     traffics = collective_schedule(config)
     with recording(
         config,
@@ -173,6 +197,7 @@ def measure_collectives(
         RowKind.COLLECTIVES,
         described,
         collectives.device,
+        None if model is None else simulated_environment(model.spec),
     ) as recorder:
 
         def key(traffic: Traffic) -> str:
@@ -193,13 +218,13 @@ def measure_collectives(
                 "order": order[key(traffic)],
                 "measured_at": now(),
                 "worker": 0,
-                "pinned": not crowded,
+                "pinned": model is None and not crowded,
                 "concurrent_workers": traffic.world_size,
                 "iterations": timing.iterations,
                 "warmup_iterations": timing.warmup_iterations,
                 "reached_target": timing.reached_target,
                 "collective": traffic.collective.value,
-                "backend": "gloo" if collectives.device is Device.CPU else "nccl",
+                "backend": _backend(collectives.device),
                 "direction": traffic.direction.value
                 if traffic.collective is Collective.ALL_TO_ALL
                 else None,
@@ -210,16 +235,22 @@ def measure_collectives(
                 "wait_ms": timing.wait_ms,
             }
 
-        timings = time_collectives(missing, collectives)
+        timings = (
+            time_collectives(missing, collectives)
+            if model is None
+            else simulate_collectives(model, missing)
+        )
         return recorder.record(timings, row, len(traffics), len(missing), progress)
 
 
 def resolve_workers(config: MeasureConfig) -> int:
-    """How many processes measure kernels at once.
+    """How many processes measure kernels at once; one, this one, where they are simulated.
 
     Raises:
         InputError: more than there are cores, which would time each other's pauses.
     """
+    if is_simulated(config.kernels.device):
+        return 1
     num_cores = len(available_cores())
     if config.workers > num_cores:
         raise InputError(
@@ -259,6 +290,21 @@ def collective_schedule(config: MeasureConfig) -> list[Traffic]:
 
 def _batch_seed(seed: int, index: int, pass_: int) -> int:
     return int(np.random.SeedSequence([_BATCH_STREAM, seed, index, pass_]).generate_state(1)[0])
+
+
+def _backend(device: MeasuredDevice) -> str:
+    """What carries the all-to-alls."""
+    if is_simulated(device):
+        return BACKEND
+    return "gloo" if device is Device.CPU else "nccl"
+
+
+def _simulated_answers(
+    model: SimulatedCostModel, tasks: Iterable[_KernelTask]
+) -> Generator[tuple[_KernelTask, dict[str, Any]], None, None]:
+    for task in tasks:
+        drawn = task.shard_set
+        yield task, simulate_shard_set(model, drawn.slices, drawn.num_samples)
 
 
 def _make_kernel_handler(

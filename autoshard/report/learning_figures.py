@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
+from autoshard.measure.config import SimulatedDevice
+from autoshard.objective import CostSource
 from autoshard.report.svg import (
     INK,
     Picture,
@@ -33,9 +35,19 @@ def thinned(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.iloc[np.linspace(0, len(rows) - 1, MAX_POINTS).round().astype(int)]
 
 
+def how_timed(rows: pd.DataFrame) -> str:
+    """Whether rows were `measured` or `simulated`, or both, for words and axes."""
+    simulated = rows["device"] == SimulatedDevice.SIMULATED.value
+    if simulated.all():
+        return CostSource.SIMULATED.value
+    measured = CostSource.MEASURED.value
+    return f"{measured} or {CostSource.SIMULATED.value}" if simulated.any() else measured
+
+
 def kernel_times(rows: pd.DataFrame) -> Picture:
     """Measured forward and backward time over the number of shards measured together."""
     rows = thinned(rows)
+    timed = how_timed(rows)
     with style():
         figure, axes = new_axes()
         generator = np.random.default_rng(0)  # jitter only: many sets share a count
@@ -53,19 +65,20 @@ def kernel_times(rows: pd.DataFrame) -> Picture:
             )
         plain_log_ticks(axes, x=True, y=True)
         axes.set_xlabel("shards in one kernel call")
-        axes.set_ylabel("measured kernel, ms")
+        axes.set_ylabel(f"{timed} kernel, ms")
         legend(axes)
         svg = render(figure, "kernels")
     return Picture(
         svg=svg,
-        alt=f"Measured forward and backward kernel times of {len(rows)} shard sets over the "
-        "number of shards in each.",
+        alt=f"{timed.capitalize()} forward and backward kernel times of {len(rows)} shard sets "
+        "over the number of shards in each.",
     )
 
 
 def collective_times(rows: pd.DataFrame, kind: str) -> Picture:
     """Measured transfer time of a kind of collective over the bytes that the busiest rank sends."""
     rows = thinned(rows)
+    timed = how_timed(rows)
     with style():
         figure, axes = new_axes()
         for index, (world_size, some) in enumerate(rows.groupby("world_size")):
@@ -84,23 +97,26 @@ def collective_times(rows: pd.DataFrame, kind: str) -> Picture:
         plain_log_ticks(axes, y=True)
         byte_ticks(axes)
         axes.set_xlabel("sent by the busiest rank")
-        axes.set_ylabel(f"measured {kind}, ms")
+        axes.set_ylabel(f"{timed} {kind}, ms")
         legend(axes, columns=2)
         svg = render(figure, "collectives" if kind == "all-to-all" else f"collectives-{kind}")
     return Picture(
         svg=svg,
-        alt=f"Measured transfer times of {len(rows)} {kind}s over the bytes sent by the "
+        alt=f"{timed.capitalize()} transfer times of {len(rows)} {kind}s over the bytes sent by the "
         "busiest rank, by number of ranks.",
     )
 
 
-def prediction_scatter(predictions: pd.DataFrame, phase: str, split: str) -> Picture:
+def prediction_scatter(
+    predictions: pd.DataFrame, phase: str, split: str, timed: str = CostSource.MEASURED.value
+) -> Picture:
     """Predicted against measured kernel time of one phase on one split, logarithmic.
 
     Args:
         predictions: rows of that phase and split, with both times > 0.
         phase: `fwd` or `bwd`.
         split: for the text only.
+        timed: whether what the model learned from was `measured` or `simulated`.
     """
     predictions = thinned(predictions)
     with style():
@@ -118,12 +134,12 @@ def prediction_scatter(predictions: pd.DataFrame, phase: str, split: str) -> Pic
         axes.plot(ends, ends, color=INK, linewidth=0.9, linestyle="--", zorder=0)
         plain_log_ticks(axes, x=True, y=True)
         axes.set_title(_PHASES[phase].capitalize())
-        axes.set_xlabel("measured, ms")
+        axes.set_xlabel(f"{timed}, ms")
         axes.set_ylabel("predicted, ms")
         svg = render(figure, f"predictions-{phase}")
     return Picture(
         svg=svg,
-        alt=f"Predicted against measured {_PHASES[phase]} time of {len(predictions)} shard sets "
+        alt=f"Predicted against {timed} {_PHASES[phase]} time of {len(predictions)} shard sets "
         f"of the {split} split, with the line where both are equal.",
     )
 

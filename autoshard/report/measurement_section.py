@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 
+from autoshard.objective import CostSource
 from autoshard.report.data import Measurements, ReportData
 from autoshard.report.learning_figures import (
     MAX_POINTS,
     collective_times,
+    how_timed,
     kernel_times,
 )
 from autoshard.report.sections import (
@@ -24,6 +27,8 @@ from autoshard.report.sections import (
     module_command,
     percent,
 )
+
+SIMULATED = CostSource.SIMULATED.value
 
 
 def measurement_section(data: ReportData) -> Section:
@@ -64,10 +69,13 @@ def measurement_section(data: ReportData) -> Section:
     if any(num > MAX_POINTS for num in drawn):
         notes.append(f"Pictures show {MAX_POINTS} rows, evenly picked.")
     machines = _machines(parts)
-    takeaway = f"{listed(said)} were measured on {listed(list(machines.values()))}"
+    timed = how_timed(pd.concat([part.rows[["device"]] for part in parts]))
+    takeaway = f"{listed(said)} were {timed} on {listed(list(machines.values()))}"
     takeaway += f"; the medians' standard error is {rows[0][-1]} for half of the {rows[0][0]}."
     if len(machines) > 1:
         notes.insert(0, f"These rows come from {len(machines)} different machines.")
+    if SIMULATED in timed:
+        notes.insert(0, "Simulated: worked out from published figures of a device, not timed.")
     columns = [Column(title="kind", numeric=False), Column(title="rows")]
     columns += [
         Column(title=name, numeric=False)
@@ -126,6 +134,9 @@ def _machines(parts: Sequence[Measurements]) -> dict[str, str]:
     for part in parts:
         for name in sorted(set(part.rows["hardware_fingerprint"].astype(str))):
             facts = part.environments.get(name, {})
+            if "simulated_device" in facts:
+                found[name] = str(facts["simulated_device"])
+                continue
             gpus = [str(gpu) for gpu in facts.get("gpus", ())]
             words = [*gpus, str(facts.get("cpu", "a machine that is not described"))]
             if "cores" in facts:

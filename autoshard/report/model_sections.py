@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from autoshard.measure.config import SimulatedDevice
+from autoshard.objective import CostSource
 from autoshard.report.data import ReportData
 from autoshard.report.learning_figures import (
     error_bars,
@@ -46,6 +48,7 @@ def cost_model_section(data: ReportData) -> Section:
         return missing_section(anchor, title, "The error report has no split.", command)
     models = dict(splits[split]["models"])
     network = str(data.errors["network"])
+    timed = _how_timed(data.errors)
     floor = data.errors.get("noise_floor")
     order = sorted(models, key=lambda name: float(models[name]["total"]["median"]))
     scores = {name: models[name] for name in order} | ({_FLOOR: floor} if floor else {})
@@ -63,14 +66,14 @@ def cost_model_section(data: ReportData) -> Section:
             some = some[(some["kind"] == phase) & (some["split"] == split)]
             some = some[(some["measured_ms"] > 0) & (some["predicted_ms"] > 0)]
             if len(some):
-                pictures.append(prediction_scatter(some, phase, split))
+                pictures.append(prediction_scatter(some, phase, split, timed))
     return Section(
         anchor=anchor,
         title=title,
         takeaway=_cost_model_takeaway(models, network, floor, split),
         command=command,
         pictures=tuple(pictures),
-        tables=(_error_table(scores, splits[split]["num_sets"], split),),
+        tables=(_error_table(scores, splits[split]["num_sets"], split, timed),),
         notes=_collective_notes(data.errors.get("collectives")),
     )
 
@@ -97,7 +100,14 @@ def _cost_model_takeaway(
     return text + "."
 
 
-def _error_table(scores: Mapping[str, Any], num_sets: int, split: str) -> HtmlTable:
+def _how_timed(errors: Mapping[str, Any]) -> str:
+    """Whether the model learned from measured or from simulated times."""
+    device = errors.get("measurements", {}).get("device")
+    simulated = device == SimulatedDevice.SIMULATED.value
+    return (CostSource.SIMULATED if simulated else CostSource.MEASURED).value
+
+
+def _error_table(scores: Mapping[str, Any], num_sets: int, split: str, timed: str) -> HtmlTable:
     rows = []
     for name, score in scores.items():
         total = score["total"]
@@ -117,7 +127,7 @@ def _error_table(scores: Mapping[str, Any], num_sets: int, split: str) -> HtmlTa
     return HtmlTable(
         columns=tuple(columns),
         rows=tuple(rows),
-        caption=f"Relative error against measured time, {count(num_sets, 'shard set')} of the "
+        caption=f"Relative error against {timed} time, {count(num_sets, 'shard set')} of the "
         f"{split} split",
     )
 

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from autoshard.artifact_files import shipped_names
+from autoshard.cost_models.device_specs import DEVICE_SPECS
 from autoshard.cost_models.exported import ANALYTIC, ENTRY_POINTS, load_cost_model
+from autoshard.cost_models.simulated import SIMULATED_PREFIX
 from autoshard.features import SHARD_FEATURES, WORK_FEATURES, traffic_features
 from autoshard.objective import CostSource
 from autoshard.problem import ShardingProblem, TrainingConfig
@@ -26,6 +28,7 @@ MODELS: dict[str, Callable[[], CostModel]] = {
         name: lambda name=name: load_cost_model(name)
         for name in (
             ANALYTIC,
+            *(SIMULATED_PREFIX + spec for spec in DEVICE_SPECS),
             *shipped_names("cost_models"),
             *(point.name for point in importlib.metadata.entry_points(group=ENTRY_POINTS)),
         )

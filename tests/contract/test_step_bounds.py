@@ -25,7 +25,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, CostModel]:
     folder: Path = tmp_path_factory.mktemp("model")
     config = CostNetConfig(num_epochs=8, collective_epochs=40, learning_rate=1e-2)
     train_cost_model(measured(200), config, folder)
-    return {"analytic": AnalyticCostModel(), "network": load_cost_model(folder / MODEL_FOLDER)}
+    return {
+        "analytic": AnalyticCostModel(),
+        "network": load_cost_model(folder / MODEL_FOLDER),
+        "simulated": load_cost_model("simulated:a100-80gb"),
+    }
 
 
 def sliced() -> tuple[ShardingProblem, list[ShardSlice], list[ShardSlice]]:
@@ -48,7 +52,7 @@ def sliced() -> tuple[ShardingProblem, list[ShardSlice], list[ShardSlice]]:
     return problem, slices, [ShardSlice.whole(t, ShardingType.DATA_PARALLEL) for t in rest[2:]]
 
 
-@pytest.mark.parametrize("name", ["analytic", "network"])
+@pytest.mark.parametrize("name", ["analytic", "network", "simulated"])
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 @pytest.mark.parametrize("num_replicas", [0, 1, 2])
 def test_no_step_is_below_its_bound(
