@@ -14,39 +14,61 @@ from numpy.typing import NDArray
 from autoshard.distributions import NUM_REUSE_BINS, IdDistribution, reuse_histogram
 from autoshard.problem import TrainingConfig
 from autoshard.shards import ShardSlice, padded_cols, shard_load
-from autoshard.tables import DataType, PoolingType
+from autoshard.tables import DataType
 
 FloatArray = NDArray[np.float64]
 
-#: Work that a kernel does for a shard in one step, as plain counts. The kernel sees the
-#: samples of all ranks (of one rank for a replica); every count is at that batch size.
-#: A physical model of the kernel is a weighted sum of these.
-WORK_FEATURES = (
-    "bags",
-    "bag_elements",
-    "lookups",
-    "lookup_elements",
-    "unique_rows",
-    "unique_elements",
+#: Work that a rank's kernels do for a shard in one step, as plain counts. The lookup and the
+#: update of a shard see the samples of all ranks. A replica's lookup sees one rank's; its update
+#: all ranks' bags, or one bag per row that some rank touched, after this rank has reduced its
+#: own lookups to sums per row (`autoshard.shards.replica_exchange` says which of the two).
+#: A physical model of the kernels is a weighted sum of these, with weights >= 0.
+FWD_WORK_FEATURES = (
+    "fwd_bags",
+    "fwd_bag_elements",
+    "fwd_lookups",
+    "fwd_lookup_elements",
+    "fwd_unique_rows",
+    "fwd_unique_elements",
 )
+BWD_WORK_FEATURES = (
+    "bwd_bags",
+    "bwd_bag_elements",
+    "bwd_lookups",
+    "bwd_lookup_elements",
+    "bwd_unique_rows",
+    "bwd_unique_elements",
+    "reduced_lookups",
+    "reduced_lookup_elements",
+)
+WORK_FEATURES = FWD_WORK_FEATURES + BWD_WORK_FEATURES
 #: Sizes on a logarithmic scale, log(1 + x), and their ratios.
 LOG_FEATURES = (
     "log_num_rows",
     "log_num_cols",
     "log_weights_bytes",
-    "log_bags",
-    "log_lookups",
-    "log_unique_rows",
-    "log_lookups_per_bag",
-    "log_lookups_per_unique_row",
+    "log_fwd_bags",
+    "log_fwd_lookups",
+    "log_fwd_unique_rows",
+    "log_fwd_lookups_per_bag",
+    "log_fwd_lookups_per_unique_row",
+    "log_bwd_bags",
+    "log_bwd_lookups",
+    "log_bwd_unique_rows",
+    "log_bwd_lookups_per_bag",
+    "log_bwd_lookups_per_unique_row",
 )
-FLAG_FEATURES = ("is_mean", "is_weighted", "is_half_precision")
+FLAG_FEATURES = ("is_weighted", "is_half_precision", "is_reduced_by_row")
 #: Share of lookups that go to rows occurring (0,1], (1,2], (2,4], … >32768 times in the
 #: batch that the kernel sees (the bins of the dlrm_datasets locality statistics).
 REUSE_FEATURES = tuple(f"lookup_share_reuse_{index}" for index in range(NUM_REUSE_BINS))
 SHARD_FEATURES = WORK_FEATURES + LOG_FEATURES + FLAG_FEATURES + REUSE_FEATURES
 NUM_SHARD_FEATURES = len(SHARD_FEATURES)
 NUM_WORK_FEATURES = len(WORK_FEATURES)
+#: Which of the work features each phase consists of, bool [work features, 2].
+WORK_OF_PHASE = np.array(
+    [[True, False]] * len(FWD_WORK_FEATURES) + [[False, True]] * len(BWD_WORK_FEATURES)
+)
 
 #: What an all-to-all is described by. Bytes that a rank keeps for itself do not count.
 TRAFFIC_FEATURES = ("world_size", "max_sent_bytes", "max_received_bytes", "total_bytes")
@@ -71,39 +93,38 @@ def shard_features(
     for row, slice_ in enumerate(slices):
         table = slice_.table
         load = shard_load(slice_, training, world_size)
-        bags = load.batch_samples * table.num_features
         cols = padded_cols(slice_.num_cols)
-        per_bag = load.lookups / bags if bags else 0.0
-        per_unique = load.lookups / load.unique_rows if load.unique_rows else 0.0
-        work = (
-            bags,
-            bags * cols,
-            load.lookups,
-            load.lookups * cols,
-            load.unique_rows,
-            load.unique_rows * cols,
-        )
-        sizes = (
-            slice_.num_rows,
-            slice_.num_cols,
-            load.weights_bytes,
-            bags,
-            load.lookups,
-            load.unique_rows,
-            per_bag,
-            per_unique,
-        )
+        bags = load.batch_samples * table.num_features
+        fwd = (bags, load.lookups, load.unique_rows)
+        bwd = (load.update_bags, load.update_lookups, load.update_unique_rows)
+        work = (*_work(*fwd, cols), *_work(*bwd, cols))
+        reduced = (load.reduced_lookups, load.reduced_lookups * cols)
+        held = (slice_.num_rows, slice_.num_cols, load.weights_bytes)
+        sizes = (*held, *fwd, *_ratios(*fwd), *bwd, *_ratios(*bwd))
         logs = np.log1p(np.array(sizes, dtype=np.float64))  # bytes may go beyond int64
         flags = (
-            table.pooling is PoolingType.MEAN,
             table.weighted,
             table.data_type is not DataType.FP32,
+            load.reduced_lookups > 0,
         )
         reuse = _lookup_reuse(
             table.ids, table.num_embeddings, load.batch_samples * table.lookups_per_sample
         )
-        features_SF[row] = np.concatenate([work, logs, flags, reuse])
+        features_SF[row] = np.concatenate([work, reduced, logs, flags, reuse])
     return features_SF
+
+
+def _work(bags: float, lookups: float, unique_rows: float, cols: int) -> tuple[float, ...]:
+    """Counts, each followed by its elements."""
+    return (bags, bags * cols, lookups, lookups * cols, unique_rows, unique_rows * cols)
+
+
+def _ratios(bags: float, lookups: float, unique_rows: float) -> tuple[float, float]:
+    """Lookups per bag and per distinct row; 0 where there are none."""
+    return (
+        lookups / bags if bags else 0.0,
+        lookups / unique_rows if unique_rows else 0.0,
+    )
 
 
 @lru_cache(maxsize=65_536)

@@ -125,11 +125,21 @@ class ShardLoad:
     replica_bytes: int
     """Buffers for exchanging the touched rows of a replica; 0 unless data_parallel."""
     batch_samples: int
-    """Samples that the kernel sees per step: one rank's for a replica, else all ranks'."""
+    """Samples that the lookup sees per step: one rank's for a replica, else all ranks'."""
     lookups: float
-    """Ids that the kernel sees per step."""
+    """Ids that the lookup sees per step."""
     unique_rows: float
     """Expected distinct rows among them."""
+    update_bags: float
+    """Bags that the update sees per step: the lookup's, for a replica all ranks', or one per
+    row that some rank touched."""
+    update_lookups: float
+    """Ids that the update sees."""
+    update_unique_rows: float
+    """Expected distinct rows among them."""
+    reduced_lookups: float
+    """Ids whose gradients are summed per row before the update; 0 unless a replica's ranks
+    exchange rows."""
     send_ids_bytes_per_peer: float
     """What *each other* rank sends this slice's rank, as lengths, ids and weights."""
     send_output_bytes_per_peer: float
@@ -176,6 +186,8 @@ def shard_load(slice_: ShardSlice, training: TrainingConfig, world_size: int) ->
     output = bags * cols * OUTPUT_BYTES
     replica = 0
     send_ids, send_outputs, send_replica = 0.0, 0.0, 0.0
+    update_bags, update_lookups, update_unique = float(bags), lookups, unique
+    reduced_lookups = 0.0
     local_ids = training.batch_size * table.lookups_per_sample * slice_.row_share
     local_bags = training.batch_size * table.num_features
     if is_replica:
@@ -183,6 +195,14 @@ def shard_load(slice_: ShardSlice, training: TrainingConfig, world_size: int) ->
         send_ids, send_replica = exchange.ids_bytes, exchange.gradients_bytes
         # Sent to and received from every rank.
         replica = 2 * math.ceil(send_ids + send_replica) * world_size
+        update_unique = expected_unique_rows(
+            table.ids, table.num_embeddings, world_size * lookups, row_share=1.0
+        )
+        if exchange.by_bag:
+            update_bags, update_lookups = float(world_size * bags), world_size * lookups
+        else:
+            update_bags = update_lookups = world_size * unique
+            reduced_lookups = lookups
     else:
         send_ids = local_ids * id_bytes + local_bags * LENGTH_BYTES
         send_outputs = float(local_bags * slice_.num_cols * OUTPUT_BYTES)
@@ -196,6 +216,10 @@ def shard_load(slice_: ShardSlice, training: TrainingConfig, world_size: int) ->
         batch_samples=samples,
         lookups=lookups,
         unique_rows=unique,
+        update_bags=update_bags,
+        update_lookups=update_lookups,
+        update_unique_rows=update_unique,
+        reduced_lookups=reduced_lookups,
         send_ids_bytes_per_peer=send_ids,
         send_output_bytes_per_peer=send_outputs,
         send_replica_bytes_per_peer=send_replica,

@@ -12,20 +12,25 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 from sklearn.ensemble import HistGradientBoostingRegressor
 
-from autoshard.features import NUM_SHARD_FEATURES, NUM_WORK_FEATURES, WORK_FEATURES
-from cost_net.dataset import KernelData
+from autoshard.features import (
+    NUM_SHARD_FEATURES,
+    NUM_WORK_FEATURES,
+    WORK_FEATURES,
+    WORK_OF_PHASE,
+)
+from cost_net.dataset import PHASES, KernelData
 
 FloatArray = NDArray[np.float64]
 Predictor = Callable[[KernelData], FloatArray]
 _WORK = slice(0, NUM_WORK_FEATURES)
-_ELEMENTS = WORK_FEATURES.index("lookup_elements")
+_ELEMENTS = [WORK_FEATURES.index(f"{phase}_lookup_elements") for phase in PHASES]
 
 
 def lookups_times_dim(train: KernelData) -> Predictor:
     """One coefficient on Σ lookups × dim: the median ratio of the training sets."""
-    columns = np.array([_ELEMENTS])
-    work_N1 = np.maximum(train.summed(columns), 1.0)
-    ratio_P = np.median(train.time_ms_NP / work_N1, axis=0)
+    columns = np.array(_ELEMENTS)
+    work_NP = np.maximum(train.summed(columns), 1.0)
+    ratio_P = np.median(train.time_ms_NP / work_NP, axis=0)
     return lambda data: np.maximum(data.summed(columns), 1.0) * ratio_P
 
 
@@ -36,20 +41,31 @@ def _relative_nnls(inputs_NK: FloatArray, wanted_N: FloatArray) -> FloatArray:
     return weights_K / scale_K
 
 
-def _linear_inputs(data: KernelData) -> FloatArray:
-    return np.hstack([data.summed(_WORK), data.num_shards_N[:, None], np.ones((data.num_sets, 1))])
+def _linear_inputs(data: KernelData, *, constant: bool) -> FloatArray:
+    """Summed work, number of shards, and 1 if there is a constant."""
+    parts = [data.summed(_WORK), data.num_shards_N[:, None]]
+    return np.hstack([*parts, np.ones((data.num_sets, 1))] if constant else parts)
+
+
+def _phase_weights(inputs_NK: FloatArray, time_ms_NP: FloatArray) -> FloatArray:
+    """Weights of each phase, [K, 2]; work of the other phase weighs nothing."""
+    weights_KP = np.zeros((inputs_NK.shape[1], 2))
+    for phase in range(2):
+        used_K = np.ones(inputs_NK.shape[1], dtype=bool)
+        used_K[:NUM_WORK_FEATURES] = WORK_OF_PHASE[:, phase]
+        weights_KP[used_K, phase] = _relative_nnls(inputs_NK[:, used_K], time_ms_NP[:, phase])
+    return weights_KP
 
 
 def linear_weights(train: KernelData) -> FloatArray:
     """Non-negative weights of summed work, number of shards and a constant, [K + 2, 2], in ms."""
-    inputs = _linear_inputs(train)
-    return np.stack([_relative_nnls(inputs, train.time_ms_NP[:, p]) for p in range(2)], axis=1)
+    return _phase_weights(_linear_inputs(train, constant=True), train.time_ms_NP)
 
 
 def linear(train: KernelData) -> Predictor:
     """Non-negative linear regression on summed work, the number of shards and a constant."""
     weights_KP = linear_weights(train)
-    return lambda data: _linear_inputs(data) @ weights_KP
+    return lambda data: _linear_inputs(data, constant=True) @ weights_KP
 
 
 def sum_of_single(train: KernelData) -> Predictor:
@@ -57,13 +73,8 @@ def sum_of_single(train: KernelData) -> Predictor:
     alone = train.of(train.num_shards_N == 1)
     if alone.num_sets < 2 * NUM_WORK_FEATURES:
         alone = train.of(np.argsort(train.num_shards_N, kind="stable")[: 4 * NUM_WORK_FEATURES])
-
-    def inputs(data: KernelData) -> FloatArray:
-        return np.hstack([data.summed(_WORK), data.num_shards_N[:, None]])
-
-    own = inputs(alone)
-    weights_KP = np.stack([_relative_nnls(own, alone.time_ms_NP[:, p]) for p in range(2)], axis=1)
-    return lambda data: inputs(data) @ weights_KP
+    weights_KP = _phase_weights(_linear_inputs(alone, constant=False), alone.time_ms_NP)
+    return lambda data: _linear_inputs(data, constant=False) @ weights_KP
 
 
 def gradient_boosting(train: KernelData) -> Predictor:

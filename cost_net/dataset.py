@@ -23,7 +23,7 @@ from autoshard.features import TRAFFIC_FEATURES
 from autoshard.measure.config import Collective, SimulatedDevice
 from autoshard.measure.loading import (
     load_collective_rows,
-    load_kernel_rows,
+    load_kernel_measurements,
     row_features,
     row_slices,
 )
@@ -168,7 +168,7 @@ def kernel_data(frame: pd.DataFrame) -> KernelData:
     """Turn kernel rows into arrays.
 
     Args:
-        frame: as returned by `autoshard.measure.loading.load_kernel_rows`.
+        frame: as returned by `autoshard.measure.loading.load_kernel_measurements`.
 
     Raises:
         InputError: there are no rows, or rows of several optimizers.
@@ -245,7 +245,7 @@ def load_measurements(folders: Sequence[str | Path]) -> MeasuredData:
     """
     if not folders:
         raise InputError("no measurements are given", remedy="measurements=[path/to/folder]")
-    kernel_frame = load_kernel_rows([_existing(folder, "kernels") for folder in folders])
+    kernel_frame = load_kernel_measurements([_existing(folder, "kernels") for folder in folders])
     collective_frame = load_collective_rows(
         [_existing(folder, "collectives") for folder in folders]
     )

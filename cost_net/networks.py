@@ -1,14 +1,12 @@
 """The cost networks. All share one form: encode each shard, sum, turn the sum into times.
 
-`AdditiveNet` is a physical model with bounded corrections: a shard's own cost is a
-non-negative combination of the work that its kernel does, times a factor within fixed
-limits; a set's cost is the sum times a factor φ within fixed limits. It extrapolates like
-the physics, is never negative, and its limits give a lower bound for every placement.
+`AdditiveNet` is a physical model with bounded corrections. It extrapolates like the physics,
+is never negative, and its limits give a lower bound for every placement.
 `SumNet` is what AutoShard (KDD'22) and NeuroShard (MLSys'23) use: an MLP per shard, a sum,
 an MLP on the sum; its output is bounded by nothing.
 
-Shapes: S=shards, N=sets, F=features, D=encoding width, P=2 phases, H=hidden width,
-K=work features, M=collectives, C=traffic features.
+Shapes: S=shards, N=sets, F=features, D=encoding width, P=2 phases, G=3 groups of work,
+Q=P·G, K=work features, M=collectives, C=traffic features.
 """
 
 from __future__ import annotations
@@ -18,11 +16,19 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from autoshard.errors import InputError, quoted
-from autoshard.features import NUM_SHARD_FEATURES, NUM_TRAFFIC_FEATURES, NUM_WORK_FEATURES
+from autoshard.features import (
+    NUM_SHARD_FEATURES,
+    NUM_TRAFFIC_FEATURES,
+    NUM_WORK_FEATURES,
+    WORK_FEATURES,
+    WORK_OF_PHASE,
+)
 from autoshard.suggestions import did_you_mean
 
 NUM_PHASES = 2
@@ -30,9 +36,23 @@ NUM_PHASES = 2
 #: 2,800 measured CPU sets, and narrower ones ([0.9, 1.1]) a little worse; the lower bound of a
 #: plan is proportional to the first.
 PHI_LIMITS = (0.85, 1.2)
+#: What a kernel spends time on, per phase: bags, lookups, and distinct rows.
+NUM_GROUPS = 3
+NUM_OWN = NUM_PHASES * NUM_GROUPS
+_FIRST_GROUP = [1.0, 0.0, 0.0] * NUM_PHASES
 #: Of counts and times where an MLP looks at them: e^40 ms are ages.
 MAX_LOG = 40.0
 NUM_OTHER = NUM_SHARD_FEATURES - NUM_WORK_FEATURES
+
+
+def group_of_work() -> NDArray[np.float64]:
+    """Which phase and group each work feature belongs to: one 1 per row, [K, P·G]."""
+    group_KQ = np.zeros((NUM_WORK_FEATURES, NUM_OWN))
+    for row, name in enumerate(WORK_FEATURES):
+        phase = int(WORK_OF_PHASE[row, 1])
+        group = 0 if "bag" in name else 1 if "lookup" in name else 2
+        group_KQ[row, phase * NUM_GROUPS + group] = 1.0
+    return group_KQ
 
 
 def mlp(width_in: int, hidden: int, width_out: int, *, layers: int = 2) -> nn.Sequential:
@@ -70,31 +90,45 @@ class Normaliser(nn.Module):
 
 
 class AdditiveNet(nn.Module):
-    """See the module. Encodings are [own cost (P), shard overhead counted in it, h (H)]."""
+    """A physical model of the kernels with bounded corrections.
+
+    The work of a shard falls into groups g (what each bag costs, each lookup, each distinct
+    row), which caches and prefetching treat differently:
+
+        own[s, p, g] = Σ_k work[s, k]·w[k] · exp(correction_pg(shard s)),    w >= 0
+        time[S, p]   = overhead[p] + Σ_g φ_pg(S) · Σ_{s in S} own[s, p, g]
+
+    Corrections and φ are within fixed limits; φ sees the sums of all groups (and so how much
+    of the caches the set fills), the number of shards, and the mean of a learned encoding h.
+    Encodings are [own (P·G), h].
+    """
 
     max_log_correction: float = math.log(3.0)
     work_scale: Tensor
     phi_limits: Tensor
+    group_KQ: Tensor
 
     def __init__(self, hidden: int = 48, interaction: int = 8) -> None:
         """Make an untrained network.
 
         Args:
             hidden: width of the MLPs.
-            interaction: how many numbers of a shard the set's factor φ may look at.
+            interaction: how many numbers of a shard the set's factors φ may look at.
         """
         super().__init__()
         self.interaction = interaction
         self.normalise = Normaliser(NUM_OTHER)
-        self.correction = mlp(NUM_OTHER, hidden, NUM_PHASES)
+        self.correction = mlp(NUM_OTHER, hidden, NUM_OWN)
         self.embed = mlp(NUM_OTHER, hidden, interaction)
-        self.factor = mlp(interaction + 1 + NUM_PHASES, hidden, NUM_PHASES, layers=1)
-        # ms per unit of (scaled) work and per shard, through softplus: always >= 0.
-        self.raw_work_KP = nn.Parameter(torch.full((NUM_WORK_FEATURES + 1, NUM_PHASES), -3.0))
+        self.factor = mlp(interaction + 1 + NUM_OWN, hidden, NUM_OWN)
+        # ms per unit of (scaled) work, and per shard, through softplus: always >= 0.
+        self.raw_work_K = nn.Parameter(torch.full((NUM_WORK_FEATURES,), -3.0))
+        self.raw_shard_P = nn.Parameter(torch.full((NUM_PHASES,), -4.0))
         self.raw_overhead_P = nn.Parameter(torch.full((NUM_PHASES,), -4.0))
         self.register_buffer("work_scale", torch.ones(NUM_WORK_FEATURES))
-        # φ per phase: row 0 the least, row 1 the most.
-        self.register_buffer("phi_limits", torch.tensor([list(PHI_LIMITS)] * NUM_PHASES).T.clone())
+        self.register_buffer("group_KQ", torch.tensor(group_of_work(), dtype=torch.float32))
+        # φ per phase and group: row 0 the least, row 1 the most.
+        self.register_buffer("phi_limits", torch.tensor([list(PHI_LIMITS)] * NUM_OWN).T.clone())
 
     def fit_statistics(self, features_SF: Tensor) -> None:
         """Take scales from the training shards."""
@@ -104,29 +138,30 @@ class AdditiveNet(nn.Module):
     @property
     def encoding_width(self) -> int:
         """D."""
-        return NUM_PHASES + self.interaction
+        return NUM_OWN + self.interaction
 
     def encode(self, features_SF: Tensor) -> Tensor:
-        """Encode shards, [S, D]: their own cost in ms and their share in φ."""
+        """Encode shards, [S, D]: their own costs in ms and their share in φ."""
         other = self.normalise(features_SF[:, NUM_WORK_FEATURES:])
         work = features_SF[:, :NUM_WORK_FEATURES] / self.work_scale
-        work = torch.cat([work, torch.ones_like(work[:, :1])], dim=1)
-        own = work @ nn.functional.softplus(self.raw_work_KP)
+        own = (work * nn.functional.softplus(self.raw_work_K)) @ self.group_KQ
+        shard_P = nn.functional.softplus(self.raw_shard_P)
+        own = own + shard_P.repeat_interleave(NUM_GROUPS) * self.group_KQ.new_tensor(_FIRST_GROUP)
         own = own * torch.exp(self.max_log_correction * torch.tanh(self.correction(other)))
         return torch.cat([own, self.embed(other)], dim=1)
 
     def compute(self, encoding_ND: Tensor, num_shards_N1: Tensor) -> Tensor:
         """Times of sets in ms, [N, P], > 0."""
-        own = encoding_ND[:, :NUM_PHASES].clamp_min(0.0)
-        total = own + self.overhead_P()
-        mean_h = encoding_ND[:, NUM_PHASES:] / num_shards_N1.clamp_min(1.0)
+        own = encoding_ND[:, :NUM_OWN].clamp_min(0.0)
+        mean_h = encoding_ND[:, NUM_OWN:] / num_shards_N1.clamp_min(1.0)
         # Clamped, so that absurd sums cannot turn into inf − inf inside the MLP.
-        logs = torch.log1p(torch.cat([num_shards_N1, own], dim=1)).clamp_max(MAX_LOG) / 2.0
+        logs = torch.log1p(torch.cat([num_shards_N1, 10.0 * own], dim=1)).clamp_max(MAX_LOG) / 2.0
         inputs = torch.cat([mean_h, logs], dim=1)
-        return total * self.phi(inputs)
+        scaled = own * self.phi(inputs)
+        return scaled.reshape(-1, NUM_PHASES, NUM_GROUPS).sum(dim=2) + self.overhead_P()
 
     def phi(self, inputs: Tensor) -> Tensor:
-        """The set's factor, within `phi_limits`."""
+        """The set's factors, within `phi_limits`, [N, P·G]."""
         # exp of a small number, so that 1 is the natural value wherever the limits are.
         raw = torch.exp(self.factor(inputs))
         return torch.minimum(torch.maximum(raw, self.phi_limits[0]), self.phi_limits[1])
@@ -136,9 +171,9 @@ class AdditiveNet(nn.Module):
         return nn.functional.softplus(self.raw_overhead_P)
 
     def bound_facts(self) -> dict[str, Any] | None:
-        """What the lower bound needs: φ's least value and the overhead, per phase."""
+        """What the lower bound needs: φ's least values, [P][G], and the overhead, [P]."""
         return {
-            "phi_min": self.phi_limits[0].tolist(),
+            "phi_min": self.phi_limits[0].reshape(NUM_PHASES, NUM_GROUPS).tolist(),
             "overhead_ms": self.overhead_P().detach().tolist(),
         }
 

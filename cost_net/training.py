@@ -215,13 +215,12 @@ def _start_at_scale(network: AdditiveNet | SumNet, train: KernelData) -> None:
             last.bias.copy_(torch.tensor(mean_P, dtype=torch.float32))
             return
         weights_KP = linear_weights(train)  # work, shards, constant
-        scaled_KP = weights_KP[:-1].copy()
-        scaled_KP[:-1] *= network.work_scale.double().numpy()[:, None]
-        # A weight of 0 would never move again: start it at a thousandth of the largest.
-        scaled_KP = np.maximum(scaled_KP, scaled_KP.max(axis=0) * 1e-3)
-        overhead_P = np.maximum(weights_KP[-1], 1e-3)
-        network.raw_work_KP.copy_(inverse_softplus(scaled_KP))
-        network.raw_overhead_P.copy_(inverse_softplus(overhead_P))
+        own_K = weights_KP[:-2].sum(axis=1) * network.work_scale.double().numpy()
+        # A weight of 0 would never move again: start it at a hundredth of the largest.
+        own_K = np.maximum(own_K, own_K.max() * 1e-2)
+        network.raw_work_K.copy_(inverse_softplus(own_K))
+        network.raw_shard_P.copy_(inverse_softplus(np.maximum(weights_KP[-2], 1e-3)))
+        network.raw_overhead_P.copy_(inverse_softplus(np.maximum(weights_KP[-1], 1e-3)))
 
 
 def inverse_softplus(values: FloatArray) -> Tensor:

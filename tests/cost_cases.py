@@ -62,11 +62,13 @@ def kernel_ms(features_SF: np.ndarray) -> np.ndarray:
 
     megabytes = np.expm1(column("log_weights_bytes")) / 2**20
     miss = 1 + 2.0 * megabytes / (megabytes + 16.0)
-    touched = column("unique_elements").sum()
+    touched = column("fwd_unique_elements").sum()
     crowd = 1 + 0.15 * touched / (touched + 3e6)
-    fwd = (column("lookup_elements") * 4e-7 * miss + column("bags") * 1e-5 + 0.01).sum() * crowd
+    fwd = (
+        column("fwd_lookup_elements") * 4e-7 * miss + column("fwd_bags") * 1e-5 + 0.01
+    ).sum() * crowd
     bwd = (
-        column("lookups") * 1e-4 + column("unique_elements") * 1e-6 * miss + 0.02
+        column("bwd_lookups") * 1e-4 + column("bwd_unique_elements") * 1e-6 * miss + 0.02
     ).sum() * crowd + 0.1
     return np.array([fwd + 0.05, bwd])
 
@@ -95,6 +97,7 @@ def kernel_rows(sets_per_split: dict[str, int], seed: int = 0) -> list[dict[str,
                     "split": split,
                     "num_slices": size,
                     "num_samples": samples,
+                    "world_size": 1,
                     "optimizer": Optimizer.ROWWISE_ADAGRAD.value,
                     "slices": slices_to_text(slices),
                     "fwd_ms": fwd,

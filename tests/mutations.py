@@ -84,8 +84,8 @@ MUTATIONS = (
         (_EQUALITY, _EXCHANGE),
     ),
     Mutation(
-        "runtime/row_replicas.py",
-        "weights = None if bags.weights_L is None else bags.weights_L[lookup.order_L]",
+        "runtime/row_space.py",
+        "weights = None if bags.weights_L is None else bags.weights_L[self.order_L]",
         "weights = bags.weights_L",
         "weights stay in the order before the sort",
         (_EQUALITY, _EXCHANGE),

@@ -9,15 +9,15 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from autoshard.features import NUM_WORK_FEATURES, SHARD_FEATURES, shard_features
+from autoshard.features import SHARD_FEATURES, shard_features
 from autoshard.problem import Optimizer, TrainingConfig
 from autoshard.shards import ShardSlice
 from autoshard.tables import Table
 from cost_net.dataset import CollectiveData, KernelData, MeasuredData
 
-WORK_MS = np.array(
-    [[5e-6, 1e-5], [8e-7, 8e-7], [3e-5, 1e-4], [4.5e-7, 2e-6], [2e-6, 3e-5], [5e-8, 2e-6]]
-)
+#: Per unit of each of `FWD_WORK_FEATURES`, and of the same work in the backward.
+FWD_WORK_MS = np.array([5e-6, 8e-7, 3e-5, 4.5e-7, 2e-6, 5e-8])
+BWD_WORK_MS = np.array([1e-5, 8e-7, 1e-4, 2e-6, 3e-5, 2e-6])
 OVERHEAD_MS = np.array([0.03, 0.06])
 SHARES = {"train": (0, 60), "validation": (60, 80), "test": (80, 120)}
 FACTS = {
@@ -52,7 +52,8 @@ def true_ms(features_SF: NDArray[np.float64], set_S: NDArray[np.int64]) -> NDArr
     """What the machine takes for each set, [N, 2]."""
     log_bytes = features_SF[:, SHARD_FEATURES.index("log_weights_bytes")]
     misses = 1 + 3 / (1 + np.exp(-1.5 * (log_bytes - 16)))  # caches end near e^16 bytes
-    own = (features_SF[:, :NUM_WORK_FEATURES] @ WORK_MS) * misses[:, None]
+    work_SK = features_SF[:, : len(FWD_WORK_MS)]
+    own = work_SK @ np.stack([FWD_WORK_MS, BWD_WORK_MS], axis=1) * misses[:, None]
     result = np.tile(OVERHEAD_MS, (int(set_S.max()) + 1, 1))
     np.add.at(result, set_S, own)
     return result

@@ -32,12 +32,20 @@ FloatArray = NDArray[np.float64]
 #: 8 tables × 2,048 bags × 20 ids × dim 64 with few repeated ids come to about 13 ms forward
 #: and 130 ms backward, as seen once for row-wise Adagrad on one thread of a 2-core machine.
 DEFAULT_COEFFICIENTS_MS_KP: tuple[tuple[float, float], ...] = (
-    (5.0e-6, 1.0e-5),  # bags
-    (8.0e-7, 8.0e-7),  # bag_elements
-    (3.0e-6, 1.0e-4),  # lookups: the backward sorts them
-    (4.5e-7, 2.0e-6),  # lookup_elements
-    (2.0e-6, 3.0e-5),  # unique_rows
-    (5.0e-8, 2.1e-6),  # unique_elements: the fused update reads and writes them
+    (5.0e-6, 0.0),  # fwd_bags
+    (8.0e-7, 0.0),  # fwd_bag_elements
+    (3.0e-6, 0.0),  # fwd_lookups
+    (4.5e-7, 0.0),  # fwd_lookup_elements
+    (2.0e-6, 0.0),  # fwd_unique_rows
+    (5.0e-8, 0.0),  # fwd_unique_elements
+    (0.0, 1.0e-5),  # bwd_bags
+    (0.0, 8.0e-7),  # bwd_bag_elements
+    (0.0, 1.0e-4),  # bwd_lookups: they are sorted
+    (0.0, 2.0e-6),  # bwd_lookup_elements
+    (0.0, 3.0e-5),  # bwd_unique_rows
+    (0.0, 2.1e-6),  # bwd_unique_elements: the fused update reads and writes them
+    (0.0, 1.0e-4),  # reduced_lookups: they are sorted as well
+    (0.0, 4.5e-7),  # reduced_lookup_elements: a lookup turned round
 )
 
 

@@ -43,7 +43,7 @@ FloatArray = NDArray[np.float64]
 Program = Callable[..., Any]
 
 COST_MODEL_KIND = "autoshard-cost-model"
-COST_MODEL_VERSION = 2
+COST_MODEL_VERSION = 3
 WEIGHTS_FILE = "weights.safetensors"
 CARD_FILE = "card.md"
 ENCODE_FILE = "encode.pt2"
@@ -132,27 +132,29 @@ class ExportedCostModel:
     def compute_lower_bound_ms(
         self, encoding_SD: FloatArray, world_size: int, base_D: FloatArray | None = None
     ) -> FloatArray | None:
-        """The least factor times (overhead, base and the makespan bound of the own costs).
+        """The overhead, and what the own costs come to at the least factors.
 
-        A set's cost is φ · (overhead + Σ own) with φ >= φ_min by construction (it is clamped
-        inside the program). The rank that attains the makespan bound of Σ own holds a shard,
-        so it pays the overhead too, and what every rank holds adds its own costs to each sum.
-        None for networks without such a form.
+        A set's cost is overhead + Σ_g φ_g · Σ own_g with φ_g >= φ_min,g by construction (it is
+        clamped inside the program). The rank that attains the makespan bound of Σ_g φ_min,g · own_g
+        holds a shard, so it pays the overhead too, and what every rank holds adds its own costs
+        to each sum. None for networks without such a form.
         """
         facts = self.config["compute_bound"]
         if facts is None:
             return None
         if len(encoding_SD) == 0 and base_D is None:
             return np.zeros(2)
-        base_P = np.zeros(2) if base_D is None else np.maximum(base_D[:2], 0.0)
-        own_SP = np.maximum(encoding_SD[:, :2], 0.0)
-        least = [
-            phi * (overhead + base_P[phase] + makespan_lower_bound(own_SP[:, phase], world_size))
-            for phase, (phi, overhead) in enumerate(
-                zip(facts["phi_min"], facts["overhead_ms"], strict=True)
-            )
-        ]
-        return np.array(least) * (1 - FLOAT32_SLACK)
+        phi_min_PG = np.array(facts["phi_min"])
+
+        def least_ms(encoding_ND: FloatArray) -> FloatArray:
+            own = np.maximum(encoding_ND[:, : phi_min_PG.size], 0.0)
+            return (own.reshape(-1, *phi_min_PG.shape) * phi_min_PG).sum(axis=2)
+
+        own_SP = least_ms(np.asarray(encoding_SD))
+        base_P = np.zeros(2) if base_D is None else least_ms(np.asarray(base_D)[None])[0]
+        makespan_P = [makespan_lower_bound(own_S, world_size) for own_S in own_SP.T]
+        least_P = np.array(facts["overhead_ms"]) + base_P + np.array(makespan_P)
+        return least_P * (1 - FLOAT32_SLACK)
 
     def collective_lower_bound_ms(self, total_bytes: float, world_size: int) -> float | None:
         """The least factor times the base, with the busiest rank at total / R, its least."""

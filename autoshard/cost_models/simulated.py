@@ -120,9 +120,13 @@ class SimulatedCostModel:
 
     def encode(self, features_SF: FloatArray) -> FloatArray:
         """What each shard moves, float64 [S, D], columns as in `ENCODING`."""
-        bags, lookups, unique_rows = (
-            features_SF[:, _COLUMN[name]] for name in ("bags", "lookups", "unique_rows")
-        )
+        bags, lookups, unique_rows = self._counts(features_SF, "fwd")
+        update_bags, update_lookups, update_rows = self._counts(features_SF, "bwd")
+        reduced = features_SF[:, _COLUMN["reduced_lookups"]]
+        by_row = reduced > 0
+        # What is sorted with its weights, and what is a sum of gradients that has none.
+        weighted = np.where(by_row, reduced, update_lookups)
+        sums = np.where(by_row, update_lookups, 0.0)
         # Counts are whole: rounding takes the logarithms' error out, and sums stay exact.
         num_rows, num_cols = (
             np.rint(np.expm1(features_SF[:, _COLUMN[f"log_{name}"]]))
@@ -141,16 +145,28 @@ class SimulatedCostModel:
             np.maximum(lookups, unique_rows) * row_bytes,
             lookups * id_bytes + bags * (LENGTH_BYTES + cols * OUTPUT_BYTES),
             num_rows,
-            lookups * (1 + is_weighted),  # weights are sorted along, by a second sort
-            np.minimum(bags, lookups) * gradient_bytes,
-            lookups * gradient_bytes,
-            lookups * (PAIR_BYTES + WEIGHT_BYTES * is_weighted)
-            + bags * LENGTH_BYTES
-            + 2 * unique_rows * (row_bytes + state_bytes),
+            # Weights are sorted along, by a second sort; sums per row carry none any more.
+            sums + weighted * (1 + is_weighted),
+            (np.minimum(update_bags, update_lookups) + np.minimum(bags, reduced)) * gradient_bytes,
+            (update_lookups + reduced) * gradient_bytes,
+            (update_lookups + reduced) * PAIR_BYTES
+            + weighted * WEIGHT_BYTES * is_weighted
+            + update_bags * LENGTH_BYTES
+            + np.where(by_row, unique_rows * gradient_bytes, 0.0)
+            + 2 * update_rows * (row_bytes + state_bytes),
         )
         kind_S = is_weighted + 2 * is_half
         kinds_SK = kind_S[:, None] == np.arange(_NUM_KERNEL_KINDS)
         return np.hstack([np.minimum(np.stack(columns, axis=1), _LIMIT), kinds_SK])
+
+    @staticmethod
+    def _counts(features_SF: FloatArray, phase: str) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Bags, lookups and distinct rows of a phase, [S] each."""
+        bags, lookups, unique_rows = (
+            features_SF[:, _COLUMN[f"{phase}_{name}"]]
+            for name in ("bags", "lookups", "unique_rows")
+        )
+        return bags, lookups, unique_rows
 
     def compute_ms(
         self, encoding_sum_ND: FloatArray, num_shards_N: NDArray[np.int64]

@@ -22,7 +22,7 @@ from autoshard.runtime.capabilities import Device
 from autoshard.suggestions import did_you_mean
 
 #: Part of every fingerprint of a run; raised when a row's meaning changes.
-MEASURE_VERSION = 1
+MEASURE_VERSION = 2
 
 
 class SimulatedDevice(Enum):
@@ -114,23 +114,29 @@ class KernelConfig:
     num_batches: int = 3
     """Batches drawn beforehand and cycled, so that no single one stays in the caches."""
     timing: TimingConfig = field(default_factory=TimingConfig)
-    reference_iterations: int = 7
-    """Timed iterations of the reference kernel before and after each shard set, >= 3."""
+    reference_interval_ms: float = 8.0
+    """How long a shard set is timed until the reference kernels take their next turn, > 0."""
     arena_bytes: int = 2**30
     """Weights of the largest shard set, per worker. Memory is touched only as used."""
 
     def __post_init__(self) -> None:
-        check_integers(self, num_batches=1, reference_iterations=3, arena_bytes=2**20)
+        check_integers(self, num_batches=1, arena_bytes=2**20)
+        check_numbers(self, reference_interval_ms=0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingConfig:
     """Which shard sets are drawn."""
 
-    max_tables: int = 64
+    max_shards: int = 200
     """Most shards in a set; the number is drawn log-uniformly from 1 on."""
-    num_samples: tuple[int, ...] = (512, 1024, 2048, 4096, 8192)
-    """Samples that a kernel may see in one step (all ranks together)."""
+    num_samples: tuple[int, ...] = (256, 512, 1024, 2048, 4096)
+    """Samples of one step, all ranks together. Drawn from those at which the set fits."""
+    world_sizes: tuple[int, ...] = (1, 2, 4, 8)
+    """Ranks of the plan that a set is a part of: a replica looks up one rank's samples."""
+    replica_sets_share: float = 0.4
+    """Probability that a set holds replicas; then each table is one with a probability
+    drawn uniformly for the set."""
     column_share: float = 0.15
     """Probability that a table appears as a half or a quarter of its columns."""
     row_share: float = 0.10
@@ -148,28 +154,32 @@ class SamplingConfig:
     """Weights of one set, padding included; at most the arena."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "num_samples", tuple(self.num_samples))
-        object.__setattr__(self, "split_shares", tuple(self.split_shares))
-        check_integers(self, max_tables=1, max_weight_bytes=2**10)
+        for name in ("num_samples", "world_sizes", "split_shares"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        check_integers(self, max_shards=1, max_weight_bytes=2**10)
         check_numbers(
             self,
+            replica_sets_share=0.0,
             column_share=0.0,
             row_share=0.0,
             augmented_share=0.0,
             pooling_jitter=0.0,
             max_iteration_ms=0.0,
         )
-        if not self.num_samples or any(
-            isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in self.num_samples
-        ):
-            raise InputError(
-                "num_samples is not usable", got=self.num_samples, allowed="integers >= 1"
-            )
-        if self.column_share + self.row_share > 1.0 or self.augmented_share > 1.0:
-            raise InputError(
-                "column_share + row_share, and augmented_share, are at most 1",
-                got=f"{self.column_share} + {self.row_share}, {self.augmented_share}",
-            )
+        for name in ("num_samples", "world_sizes"):
+            values = getattr(self, name)
+            if not values or any(
+                isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in values
+            ):
+                raise InputError(f"{name} is not usable", got=values, allowed="integers >= 1")
+        shares_of_one = {
+            "column_share + row_share": self.column_share + self.row_share,
+            "augmented_share": self.augmented_share,
+            "replica_sets_share": self.replica_sets_share,
+        }
+        for name, value in shares_of_one.items():
+            if value > 1.0:
+                raise InputError(f"{name} is not usable", got=value, allowed="at most 1")
         shares = self.split_shares
         if len(shares) != 3 or min(shares) < 0 or abs(sum(shares) - 1.0) > 1e-9 or shares[0] == 0:
             raise InputError(
@@ -262,9 +272,13 @@ class MeasureConfig:
     """The pool of tables: `name` of a registered workload, and its options."""
     num_sets: int = 3000
     """Shard sets to measure; a folder can be continued with more."""
+    num_passes: int = 2
+    """How often every set is measured, >= 1: all sets once, in a new random order and in fresh
+    processes, before any is measured again. A measurement is the mean of its passes."""
     num_repeated_sets: int = 150
-    """The first so many sets are measured once more, later: what repeats differ by is the
-    error that no cost model can get below."""
+    """So many sets, of the test split if there is one, are measured once more, with as many
+    passes, after all else: what the two measurements differ by is the error that no cost model
+    can get below."""
     workers: int = 0
     """Processes, each on a core of its own and all busy at once as in training; 0 takes
     every core."""
@@ -281,7 +295,8 @@ class MeasureConfig:
     """… or when the oldest is this old."""
 
     def __post_init__(self) -> None:
-        check_integers(self, seed=0, num_sets=0, num_repeated_sets=0, workers=0, flush_rows=1)
+        check_integers(self, seed=0, num_sets=0, num_passes=1, num_repeated_sets=0)
+        check_integers(self, workers=0, flush_rows=1)
         check_numbers(self, item_time_limit_s=0.0, flush_s=0.0)
         if self.num_repeated_sets > self.num_sets:
             raise InputError(

@@ -1,10 +1,11 @@
 """Times the kernels of a shard set: forward, and backward with the fused optimizer.
 
 Part of the way from shard sets (`sampling`) to rows (`store`). One iteration is a
-forward and a backward over one of several batches drawn beforehand. With `warm` caches
-the tables' hot rows, the batch and the buffers are as the iteration before left them,
-which is what a training loop sees; with `cold` caches a buffer twice as large as the
-last-level cache is swept before each forward and each backward, outside the timed part.
+forward and a backward over one of several batches drawn beforehand. Every few milliseconds the
+reference kernels take a turn, and then one iteration that does not count brings the caches
+back. With `warm` caches the tables' hot rows, the batch and the buffers are as the iteration
+before left them, which is what a training loop sees; with `cold` caches a buffer twice as large
+as the last-level cache is swept before each forward and each backward, outside the timed part.
 """
 
 from __future__ import annotations
@@ -15,32 +16,21 @@ from dataclasses import dataclass
 
 import torch
 
-from autoshard.distributions import IdDistribution
 from autoshard.errors import InputError
 from autoshard.measure.arena import Arena
 from autoshard.measure.config import CacheState, KernelConfig, TimingConfig, real_device
 from autoshard.measure.environment import last_level_cache_bytes
 from autoshard.measure.kernel_set import KernelSet
+from autoshard.measure.references import REFERENCE_KERNELS
 from autoshard.measure.repetition import NS_PER_MS, Repetitions, is_settled, reached_target
 from autoshard.runtime.capabilities import Device
 from autoshard.shards import ShardSlice
-from autoshard.tables import Table
 
-#: The fixed shard set that shows how fast the machine is at the moment.
-REFERENCE_TABLES = tuple(
-    Table(
-        name=f"reference_{index}",
-        num_embeddings=20_000,
-        embedding_dim=32,
-        pooling_factor=8.0,
-        ids=IdDistribution(zipf_exponent=1.05, zipf_shift=10.0),
-    )
-    for index in range(4)
-)
-REFERENCE_SAMPLES = 2048
-#: What ran before has left the caches by then.
-_REFERENCE_WARMUP = 3
 _REFERENCE_SEED = 1
+#: Before the references are first timed, while the process still warms up.
+_REFERENCE_WARMUP = 20
+#: Weights of the largest reference.
+_REFERENCE_BYTES = 2**28
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +48,8 @@ class KernelTiming:
     warmup_iterations: int
     reached_target: bool
     """Whether both medians are as certain as asked; else a limit ended the repetitions."""
+    reference_ms: tuple[float, ...]
+    """Medians of the reference kernels over the same time, as `REFERENCE_COLUMNS` has them."""
     num_kernels: int
     """TBEs that ran one after the other."""
     build_ms: float
@@ -95,20 +87,24 @@ class KernelMeter:
         self._device_index = device_index
         self._arena = Arena(config.arena_bytes)
         self._sweep = _sweep_buffer(config, device_index)
-        self._reference = self._build(
-            [ShardSlice.whole(table) for table in REFERENCE_TABLES],
-            REFERENCE_SAMPLES,
-            _REFERENCE_SEED,
-            Arena(2**24),
-        )
+        self._references = []
+        for reference in REFERENCE_KERNELS.values():
+            kernels = self._build(
+                reference.slices, reference.num_samples, 1, _REFERENCE_SEED, Arena(_REFERENCE_BYTES)
+            )
+            self._references.append(kernels)
+            for batch in range(_REFERENCE_WARMUP):
+                self._run(kernels, batch % config.num_batches)
 
-    def measure(self, slices: Sequence[ShardSlice], num_samples: int, *, seed: int) -> KernelTiming:
+    def measure(
+        self, slices: Sequence[ShardSlice], batch_size: int, *, world_size: int = 1, seed: int
+    ) -> KernelTiming:
         """Time one shard set; see `measure_kernel`."""
         start_ns = time.perf_counter_ns()
         self._arena.reset()
-        kernels = self._build(slices, num_samples, seed, self._arena)
+        kernels = self._build(slices, batch_size, world_size, seed, self._arena)
         build_ms = (time.perf_counter_ns() - start_ns) / NS_PER_MS
-        timed = self._repeat(kernels, self.config.timing)
+        timed, references = self._repeat(kernels, self.config.timing)
         series = [[t.fwd_ms for t in timed], [t.bwd_ms for t in timed]]
         return KernelTiming(
             fwd=Repetitions.of(series[0]),
@@ -118,27 +114,27 @@ class KernelMeter:
             iterations=len(timed),
             warmup_iterations=self.config.timing.warmup_iterations,
             reached_target=reached_target(series, self.config.timing),
+            reference_ms=tuple(
+                Repetitions.of(times_ms).median_ms
+                for turns in references
+                for times_ms in ([t.fwd_ms for t in turns], [t.bwd_ms for t in turns])
+            ),
             num_kernels=len(kernels.kernels),
             build_ms=build_ms,
         )
 
-    def measure_reference(self) -> tuple[list[float], list[float]]:
-        """Time the reference kernel: forward and backward times in ms, one per iteration."""
-        count = self.config.reference_iterations
-        timing = TimingConfig(
-            warmup_iterations=_REFERENCE_WARMUP,
-            min_iterations=count,
-            max_iterations=count,
-        )
-        timed = self._repeat(self._reference, timing)
-        return [t.fwd_ms for t in timed], [t.bwd_ms for t in timed]
-
     def _build(
-        self, slices: Sequence[ShardSlice], num_samples: int, seed: int, arena: Arena
+        self,
+        slices: Sequence[ShardSlice],
+        batch_size: int,
+        world_size: int,
+        seed: int,
+        arena: Arena,
     ) -> KernelSet:
         return KernelSet(
             slices,
-            num_samples,
+            batch_size,
+            world_size=world_size,
             num_batches=self.config.num_batches,
             optimizer=self.config.optimizer,
             device=self._device,
@@ -147,20 +143,37 @@ class KernelMeter:
             seed=seed,
         )
 
-    def _repeat(self, kernels: KernelSet, timing: TimingConfig) -> list[_Iteration]:
-        run = self._run_cpu if self._device is Device.CPU else self._run_cuda
+    def _repeat(
+        self, kernels: KernelSet, timing: TimingConfig
+    ) -> tuple[list[_Iteration], list[list[_Iteration]]]:
+        """Iterations of the kernels, and of each reference, by turns."""
         num_batches = self.config.num_batches
         for index in range(timing.warmup_iterations):
-            run(kernels, index % num_batches)
+            last = self._run(kernels, index % num_batches)
+        interval_ms = self.config.reference_interval_ms
+        turn = max(1, int(interval_ms / max(last.fwd_wall_ms + last.bwd_wall_ms, 1e-3)))
         timed: list[_Iteration] = []
+        references: list[list[_Iteration]] = [[] for _ in self._references]
         elapsed_s = 0.0
         while not timed or not is_settled(
             [[t.fwd_ms for t in timed], [t.bwd_ms for t in timed]], elapsed_s, timing
         ):
             start_ns = time.perf_counter_ns()
-            timed.append(run(kernels, len(timed) % num_batches))
+            for reference, turns in zip(self._references, references, strict=True):
+                self._run(reference, len(turns) % num_batches)
+                turns.append(self._run(reference, len(turns) % num_batches))
+            self._run(kernels, len(timed) % num_batches)
+            timed.extend(
+                self._run(kernels, (len(timed) + index) % num_batches)
+                for index in range(min(turn, timing.max_iterations))
+            )
             elapsed_s += (time.perf_counter_ns() - start_ns) / 1e9
-        return timed
+        return timed, references
+
+    def _run(self, kernels: KernelSet, batch: int) -> _Iteration:
+        if self._device is Device.CPU:
+            return self._run_cpu(kernels, batch)
+        return self._run_cuda(kernels, batch)
 
     def _flush_caches(self) -> None:
         if self._sweep is not None:
@@ -209,17 +222,20 @@ class KernelMeter:
 
 def measure_kernel(
     slices: Sequence[ShardSlice],
-    num_samples: int,
+    batch_size: int,
     config: KernelConfig | None = None,
     *,
+    world_size: int = 1,
     seed: int = 0,
 ) -> KernelTiming:
     """Time the kernels of one shard set in this process.
 
     Args:
         slices: what the rank holds, at least one.
-        num_samples: samples that the kernels see in one step, >= 1.
+        batch_size: samples of one rank in one step, >= 1.
         config: device, optimizer, caches and repetitions; the defaults if None.
+        world_size: ranks of the plan, >= 1: shards see the samples of all of them, and
+            replicas update what all of them looked up.
         seed: of the batches.
 
     Raises:
@@ -227,7 +243,9 @@ def measure_kernel(
         UnsupportedError: the device has no such optimizer or data type.
         DependencyError: FBGEMM is missing or does not load.
     """
-    return KernelMeter(config or KernelConfig()).measure(slices, num_samples, seed=seed)
+    return KernelMeter(config or KernelConfig()).measure(
+        slices, batch_size, world_size=world_size, seed=seed
+    )
 
 
 def _sweep_buffer(config: KernelConfig, device_index: int) -> torch.Tensor | None:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from autoshard.errors import InputError
 from autoshard.features import shard_features
 from autoshard.measure.config import Collective, SimulatedDevice
+from autoshard.measure.normalising import combine_passes, normalise_by_references
 from autoshard.measure.schema import TRUST_COLUMNS, RowKind, arrow_schema
 from autoshard.measure.slices_json import slices_from_text
 from autoshard.measure.store import measurement_files, read_part
@@ -26,36 +27,44 @@ SETTING_COLUMNS: dict[RowKind, tuple[str, ...]] = {
     RowKind.KERNELS: ("device", "cache", "threads", "concurrent_workers"),
     RowKind.COLLECTIVES: ("device", "backend", "threads"),
 }
-#: Reference timings of so many consecutive rows of a worker are taken together.
-_REFERENCE_WINDOW = 15
-#: Fewer pairs do not show whether shard sets follow the reference.
-_MIN_REPEATED_SETS = 20
 
 
 def load_kernel_rows(
     paths: str | Path | Sequence[str | Path],
     *,
     allow_mixed: bool = False,
-    normalise: bool = False,
 ) -> pd.DataFrame:
-    """Read kernel measurements.
+    """Read kernel measurements as they were taken; `load_kernel_measurements` combines them.
 
     Args:
         paths: part folder(s) or merged file(s).
         allow_mixed: accept rows of different machines, versions or settings. Simulated rows
             never mix with real ones.
-        normalise: see `normalise_by_reference`.
 
     Returns:
-        One row per measured shard set, columns as in `schema.KERNEL_COLUMNS`, ordered by
-        number and pass.
+        One row per shard set and pass, columns as in `schema.KERNEL_COLUMNS`, ordered by
+        number, repeat and pass.
 
     Raises:
         InputError: a file is missing, torn or foreign; rows are mixed, occur twice, or do
             not say how they were measured.
     """
-    frame = _load(paths, RowKind.KERNELS, allow_mixed=allow_mixed)
-    return normalise_by_reference(frame) if normalise else frame
+    return _load(paths, RowKind.KERNELS, allow_mixed=allow_mixed)
+
+
+def load_kernel_measurements(
+    paths: str | Path | Sequence[str | Path], *, allow_mixed: bool = False
+) -> pd.DataFrame:
+    """Read kernel measurements, less the machine's moods, with their passes combined.
+
+    Returns:
+        One row per measurement of a shard set; see `normalising.combine_passes`.
+
+    Raises:
+        InputError: as for `load_kernel_rows`.
+    """
+    rows = load_kernel_rows(paths, allow_mixed=allow_mixed)
+    return combine_passes(normalise_by_references(rows))
 
 
 def load_collective_rows(
@@ -68,75 +77,22 @@ def load_collective_rows(
     return _load(paths, RowKind.COLLECTIVES, allow_mixed=allow_mixed)
 
 
-def normalise_by_reference(frame: pd.DataFrame) -> pd.DataFrame:
-    """Take the machine's drift out of kernel timings, as far as the reference shows it.
-
-    Each row's times are multiplied by (r̄ / r)^β with r the reference time around the row,
-    r̄ its median over the run, and β in [0, 1] how closely the shard sets follow the
-    reference, by least squares over the sets that were measured twice: the slope of the
-    log ratio of their two timings over that of the reference. Where short disturbances
-    hit the reference alone, β is near 0 and little is changed; forward and backward, and
-    each machine and protocol, have their own.
-
-    Raises:
-        InputError: too few sets were measured twice.
-    """
-    frame = frame.copy()
-    in_time = frame.sort_values("measured_at", kind="stable")
-    for phase in ("fwd", "bwd"):
-        # The median over neighbouring rows of the worker keeps the reference's own noise out.
-        around = (
-            in_time.groupby(["hardware_fingerprint", "protocol", "worker"])[f"reference_{phase}_ms"]
-            .transform(lambda r: r.rolling(_REFERENCE_WINDOW, center=True, min_periods=1).median())
-            .reindex(frame.index)
-        )
-        for _, rows in frame.groupby(["hardware_fingerprint", "protocol"]):
-            slope = _reference_slope(rows, around, phase)
-            factor = (around[rows.index].median() / around[rows.index]) ** slope
-            for suffix in ("ms", "p20_ms", "p80_ms", "min_ms", "wall_ms"):
-                frame.loc[rows.index, f"{phase}_{suffix}"] *= factor
-    return frame
-
-
-def _reference_slope(rows: pd.DataFrame, around: pd.Series, phase: str) -> float:
-    """How much of the reference's drift the repeated shard sets show, in [0, 1]."""
-    values = pd.DataFrame(
-        {
-            "index": rows["index"],
-            "pass": rows["pass"],
-            "set": np.log(rows[f"{phase}_ms"]),
-            "reference": np.log(around[rows.index]),
-        }
-    )
-    pairs = values.pivot(index="index", columns="pass").dropna()
-    if len(pairs) < _MIN_REPEATED_SETS or len(pairs.columns) != 4:
-        raise InputError(
-            "too few shard sets were measured twice to judge the reference kernel by",
-            got=len(pairs) if len(pairs.columns) == 4 else 0,
-            allowed=f"at least {_MIN_REPEATED_SETS}",
-            remedy="raise num_repeated_sets, or load without normalise",
-        )
-    drift = (pairs["reference"][1] - pairs["reference"][0]).to_numpy()
-    change = (pairs["set"][1] - pairs["set"][0]).to_numpy()
-    strength = float(drift @ drift)
-    return float(np.clip(drift @ change / strength, 0.0, 1.0)) if strength > 0 else 0.0
-
-
 def row_slices(row: Mapping[str, Any]) -> tuple[ShardSlice, ...]:
     """The shard set of a kernel row."""
     return slices_from_text(row["slices"], f"row {row['key']}")
 
 
 def row_training(row: Mapping[str, Any]) -> TrainingConfig:
-    """The training that describes a kernel row: its samples as one rank's batch."""
+    """The training that a kernel row was measured for."""
     return TrainingConfig(
-        batch_size=int(row["num_samples"]), optimizer=parse_optimizer(row["optimizer"])
+        batch_size=int(row["num_samples"]) // int(row["world_size"]),
+        optimizer=parse_optimizer(row["optimizer"]),
     )
 
 
 def row_features(row: Mapping[str, Any]) -> NDArray[np.float64]:
     """The features of a kernel row's shards, float64 [S, F], as planning computes them."""
-    return shard_features(row_slices(row), row_training(row), world_size=1)
+    return shard_features(row_slices(row), row_training(row), int(row["world_size"]))
 
 
 def _load(
@@ -166,7 +122,7 @@ def _load(
             got=frame.loc[twice, "key"].iloc[0],
             remedy="name either a merged file or the parts it was made of",
         )
-    order = ["protocol", "hardware_fingerprint", "index", "pass"]
+    order = ["protocol", "hardware_fingerprint", "index", "repeat", "pass"]
     return frame.sort_values(order, kind="stable").reset_index(drop=True)
 
 

@@ -32,7 +32,8 @@ from autoshard.measure.config import (
 from autoshard.measure.environment import available_cores, pin_to_core
 from autoshard.measure.kernel_set import check_supported
 from autoshard.measure.recording import Progress, now, recording, timing_columns
-from autoshard.measure.sampling import ShardSet, ShardSetSampler
+from autoshard.measure.references import reference_columns
+from autoshard.measure.sampling import ShardSet, ShardSetSampler, Split
 from autoshard.measure.schema import RowKind
 from autoshard.measure.simulation import (
     BACKEND,
@@ -55,9 +56,21 @@ _ORDER_STREAM, _BATCH_STREAM = 5, 6
 
 
 @dataclass(frozen=True)
-class _KernelTask:
-    order: int
+class KernelPlace:
+    """One row of the schedule of kernels."""
+
+    index: int
+    """Number of the shard set."""
+    repeat: int
+    """Number of the measurement: 1 for the second one of the same set."""
     pass_: int
+    """Number of the pass within the measurement."""
+
+
+@dataclass(frozen=True)
+class _KernelTask:
+    place: KernelPlace
+    order: int
     shard_set: ShardSet
     seed: int
 
@@ -104,7 +117,8 @@ def measure_kernels(
         "workers": num_workers,
     }
     cores = available_cores()
-    schedule = kernel_schedule(config)
+    stages = kernel_schedule(config, sampler)
+    num_rows = sum(map(len, stages))
     with recording(
         config,
         Path(out_dir) / KERNELS_FOLDER,
@@ -114,49 +128,55 @@ def measure_kernels(
         None if model is None else simulated_environment(model.spec),
     ) as recorder:
 
-        def key(index: int, pass_: int) -> str:
-            return f"{recorder.protocol}-{index:06d}-{pass_}"
+        def key(place: KernelPlace) -> str:
+            return f"{recorder.protocol}-{place.index:06d}-{place.repeat}-{place.pass_}"
 
         missing = [
-            (order, index, pass_)
-            for order, (index, pass_) in enumerate(schedule)
-            if key(index, pass_) not in recorder.store.finished
+            [(order, place) for order, place in stage if key(place) not in recorder.store.finished]
+            for stage in stages
         ]
-        tasks = (
-            _KernelTask(order, pass_, sampler.draw(index), _batch_seed(config.seed, index, pass_))
-            for order, index, pass_ in missing
-        )
-        answers = (
-            run_tasks(
-                partial(_make_kernel_handler, kernels, cores),
-                tasks,
-                num_workers=min(num_workers, len(missing)),
-                time_limit_s=config.item_time_limit_s,
-                on_idle=recorder.store.flush_if_due,
-            )
-            if model is None
-            else _simulated_answers(model, tasks)
-        )
+
+        def answers() -> Generator[tuple[_KernelTask, dict[str, Any]], None, None]:
+            # Processes of their own for every pass: where memory lies is a part of the noise.
+            for stage in filter(None, missing):
+                tasks = (
+                    _KernelTask(
+                        place, order, sampler.draw(place.index), _batch_seed(config.seed, place)
+                    )
+                    for order, place in stage
+                )
+                if model is not None:
+                    yield from _simulated_answers(model, tasks)
+                    continue
+                yield from run_tasks(
+                    partial(_make_kernel_handler, kernels, cores),
+                    tasks,
+                    num_workers=min(num_workers, len(stage)),
+                    time_limit_s=config.item_time_limit_s,
+                    on_idle=recorder.store.flush_if_due,
+                )
 
         def row(task: _KernelTask, timing: dict[str, Any]) -> dict[str, Any]:
             drawn = task.shard_set
             return {
-                "key": key(drawn.index, task.pass_),
+                "key": key(task.place),
                 "index": drawn.index,
-                "pass": task.pass_,
+                "repeat": task.place.repeat,
+                "pass": task.place.pass_,
                 "order": task.order,
                 "concurrent_workers": num_workers,
                 "split": drawn.split.value,
                 "augmented": drawn.augmented,
                 "num_slices": len(drawn.slices),
                 "num_samples": drawn.num_samples,
+                "world_size": drawn.world_size,
                 "optimizer": kernels.optimizer.value,
                 "cache": (kernels.cache if model is None else CACHE).value,
                 "slices": slices_to_text(drawn.slices),
                 **timing,
             }
 
-        return recorder.record(answers, row, len(schedule), len(missing), progress)
+        return recorder.record(answers(), row, num_rows, sum(map(len, missing)), progress)
 
 
 def measure_collectives(
@@ -214,6 +234,7 @@ def measure_collectives(
             return {
                 "key": key(traffic),
                 "index": traffic.index,
+                "repeat": 0,
                 "pass": 0,
                 "order": order[key(traffic)],
                 "measured_at": now(),
@@ -263,13 +284,25 @@ def resolve_workers(config: MeasureConfig) -> int:
     return config.workers or num_cores
 
 
-def kernel_schedule(config: MeasureConfig) -> list[tuple[int, int]]:
-    """(index, pass) in the order of measurement: shuffled, repeats after all others."""
-    schedule: list[tuple[int, int]] = []
-    for pass_, count in enumerate((config.num_sets, config.num_repeated_sets)):
-        rng = np.random.default_rng([_ORDER_STREAM, config.seed, pass_])
-        schedule.extend((int(index), pass_) for index in rng.permutation(count))
-    return schedule
+def kernel_schedule(
+    config: MeasureConfig, sampler: ShardSetSampler
+) -> list[list[tuple[int, KernelPlace]]]:
+    """What is measured, pass by pass, in the order of measurement, with its place in it.
+
+    Every pass takes its sets in a new random order. Second measurements come after all first.
+    """
+    every = range(config.num_sets)
+    test = [index for index in every if sampler.split_of(index) is Split.TEST]
+    repeated = [*test, *sorted(set(every) - set(test))][: config.num_repeated_sets]
+    stages: list[list[tuple[int, KernelPlace]]] = []
+    order = 0
+    for repeat, indices in enumerate((list(every), repeated)):
+        for pass_ in range(config.num_passes):
+            rng = np.random.default_rng([_ORDER_STREAM, config.seed, repeat, pass_])
+            places = [KernelPlace(int(i), repeat, pass_) for i in rng.permutation(indices)]
+            stages.append(list(enumerate(places, order)))
+            order += len(places)
+    return stages
 
 
 def collective_schedule(config: MeasureConfig) -> list[Traffic]:
@@ -288,8 +321,9 @@ def collective_schedule(config: MeasureConfig) -> list[Traffic]:
     ]
 
 
-def _batch_seed(seed: int, index: int, pass_: int) -> int:
-    return int(np.random.SeedSequence([_BATCH_STREAM, seed, index, pass_]).generate_state(1)[0])
+def _batch_seed(seed: int, place: KernelPlace) -> int:
+    stream = [_BATCH_STREAM, seed, place.index, place.repeat, place.pass_]
+    return int(np.random.SeedSequence(stream).generate_state(1)[0])
 
 
 def _backend(device: MeasuredDevice) -> str:
@@ -304,7 +338,7 @@ def _simulated_answers(
 ) -> Generator[tuple[_KernelTask, dict[str, Any]], None, None]:
     for task in tasks:
         drawn = task.shard_set
-        yield task, simulate_shard_set(model, drawn.slices, drawn.num_samples)
+        yield task, simulate_shard_set(model, drawn)
 
 
 def _make_kernel_handler(
@@ -312,25 +346,29 @@ def _make_kernel_handler(
 ) -> Callable[[_KernelTask], dict[str, Any]]:
     """Runs in the worker: one meter for its whole life."""
     from autoshard.measure.kernels import KernelMeter
+    from autoshard.runtime.allocator import keep_freed_memory
 
     pinned = pin_to_core(cores[worker % len(cores)])
+    keep_freed_memory()  # as the ranks of a training do
     meter = KernelMeter(config, device_index=worker if config.device is Device.CUDA else 0)
 
     def handle(task: _KernelTask) -> dict[str, Any]:
-        before = meter.measure_reference()
-        timing = meter.measure(task.shard_set.slices, task.shard_set.num_samples, seed=task.seed)
-        after = meter.measure_reference()
+        timing = meter.measure(
+            task.shard_set.slices,
+            task.shard_set.batch_size,
+            world_size=task.shard_set.world_size,
+            seed=task.seed,
+        )
         plain = {
             field.name: getattr(timing, field.name)
             for field in dataclasses.fields(timing)
-            if field.name not in ("fwd", "bwd")
+            if field.name not in ("fwd", "bwd", "reference_ms")
         }
         return {
             **plain,
             **timing_columns("fwd", timing.fwd),
             **timing_columns("bwd", timing.bwd),
-            "reference_fwd_ms": float(np.median(before[0] + after[0])),
-            "reference_bwd_ms": float(np.median(before[1] + after[1])),
+            **reference_columns(timing.reference_ms),
             "measured_at": now(),
             "worker": worker,
             "pinned": pinned,

@@ -6,7 +6,8 @@ exactly what is missing, and two machines measure the same things.
 A set holds tables of one split (training, validation or test), so that errors on the
 test split are errors on tables never seen. Most tables appear whole; some as a half or a
 quarter of their columns, some as a slice of their rows, cut as `autoshard.splitting`
-cuts. A table too large for the budget is cut into rows until it fits, as a plan would.
+cuts, and in some sets as replicas. A set's first table is cut into rows until it fits the
+budget, as a plan would.
 """
 
 from __future__ import annotations
@@ -53,7 +54,15 @@ class ShardSet:
     augmented: bool
     """Whether dims and pooling factors differ from the pool's."""
     num_samples: int
+    """Samples of all ranks together."""
+    world_size: int
+    """Ranks of the plan; divides `num_samples`."""
     slices: tuple[ShardSlice, ...]
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of one rank."""
+        return self.num_samples // self.world_size
 
 
 def split_tables(
@@ -120,6 +129,14 @@ class ShardSetSampler:
         self.pools = split_tables(tables, config.split_shares, seed=seed)
         self._dims = sorted({table.embedding_dim for table in self.pools[Split.TRAIN]})
 
+    def split_of(self, index: int) -> Split:
+        """The split of shard set number `index`."""
+        return self._start(index)[0]
+
+    def _start(self, index: int) -> tuple[Split, np.random.Generator]:
+        rng = np.random.default_rng([_SET_STREAM, self.seed, index])
+        return list(Split)[int(rng.choice(3, p=self.config.split_shares))], rng
+
     def draw(self, index: int) -> ShardSet:
         """Shard set number `index`: the same for equal pool, configuration and seed.
 
@@ -127,18 +144,25 @@ class ShardSetSampler:
             InputError: no table of the split fits the budget, in any way tried.
         """
         config = self.config
-        rng = np.random.default_rng([_SET_STREAM, self.seed, index])
-        split = list(Split)[int(rng.choice(3, p=config.split_shares))]
+        split, rng = self._start(index)
         augmented = split is Split.TRAIN and rng.random() < config.augmented_share
-        num_samples = int(rng.choice(config.num_samples))
-        count = round(math.exp(rng.uniform(0.0, math.log(config.max_tables + 0.5))))
+        replica_share = rng.random() if rng.random() < config.replica_sets_share else 0.0
+        world_size = int(rng.choice(config.world_sizes))
         pool = self.pools[split]
-        slices: list[ShardSlice] = []
-        for position in rng.permutation(len(pool)):
-            if len(slices) == min(count, len(pool)):
-                break
+        count = round(math.exp(rng.uniform(0.0, math.log(config.max_shards + 0.5))))
+        candidates = []
+        for position in rng.permutation(len(pool))[:count]:
             table = self._augment(pool[position], rng) if augmented else pool[position]
-            candidate = self._cut(table, rng)
+            if rng.random() < replica_share:
+                candidates.append(ShardSlice.whole(table, ShardingType.DATA_PARALLEL))
+            else:
+                candidates.append(self._cut(table, rng))
+        # A set keeps its tables where it can, and gets the batch that goes with them.
+        fitting = [n for n in config.num_samples if self._fits(candidates, n)]
+        num_samples = int(rng.choice(fitting or [min(config.num_samples)]))
+        num_samples = max(num_samples // world_size, 1) * world_size
+        slices: list[ShardSlice] = []
+        for candidate in candidates:
             # Only a set's first shard is cut to fit: the rest may do without a table.
             while not self._fits([*slices, candidate], num_samples) and not slices:
                 smaller = _halve(candidate, rng)
@@ -161,6 +185,7 @@ class ShardSetSampler:
             split=split,
             augmented=augmented,
             num_samples=num_samples,
+            world_size=world_size,
             slices=tuple(slices),
         )
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from autoshard.features import TRAFFIC_FEATURES
 from autoshard.measure.config import Collective
+from autoshard.measure.references import REFERENCE_COLUMNS
 
 
 class RowKind(Enum):
@@ -31,11 +32,12 @@ def _repetitions(name: str) -> dict[str, pa.DataType]:
 
 #: How a row came about; the same for kernels and collectives.
 ORIGIN_COLUMNS: dict[str, pa.DataType] = {
-    "key": _TEXT,  # names the row: protocol, number, pass
+    "key": _TEXT,  # names the row: protocol, number, repeat, pass
     "protocol": _TEXT,  # fingerprint of everything that decides the row's meaning
     "seed": _COUNT,
     "index": _COUNT,  # number of the draw
-    "pass": _COUNT,  # 0, or 1 for a repeat
+    "repeat": _COUNT,  # number of the measurement: 0, or 1 for a second one of the same
+    "pass": _COUNT,  # number of the pass within the measurement
     "order": _COUNT,  # place in the (shuffled) order of the run
     "measured_at": _TEXT,  # UTC, ISO 8601
     "device": _TEXT,
@@ -56,7 +58,8 @@ KERNEL_COLUMNS: dict[str, pa.DataType] = {
     "augmented": _FLAG,
     "num_slices": _COUNT,
     "num_kernels": _COUNT,
-    "num_samples": _COUNT,
+    "num_samples": _COUNT,  # of all ranks together
+    "world_size": _COUNT,  # of the plan: replicas look up num_samples / world_size
     "optimizer": _TEXT,
     "cache": _TEXT,
     "slices": _TEXT,  # JSON, see `slices_json`
@@ -65,8 +68,7 @@ KERNEL_COLUMNS: dict[str, pa.DataType] = {
     "fwd_wall_ms": _NUMBER,
     "bwd_wall_ms": _NUMBER,
     "build_ms": _NUMBER,
-    "reference_fwd_ms": _NUMBER,  # of the fixed reference kernel, before and after
-    "reference_bwd_ms": _NUMBER,
+    **dict.fromkeys(REFERENCE_COLUMNS, _NUMBER),
 }
 
 COLLECTIVE_COLUMNS: dict[str, pa.DataType] = {

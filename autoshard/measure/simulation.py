@@ -18,9 +18,10 @@ from autoshard.features import shard_features
 from autoshard.measure.collective_ranks import CollectiveTiming
 from autoshard.measure.config import CacheState, MeasureConfig
 from autoshard.measure.environment import Environment
-from autoshard.measure.kernels import REFERENCE_SAMPLES, REFERENCE_TABLES
 from autoshard.measure.recording import now, timing_columns
+from autoshard.measure.references import REFERENCE_KERNELS, reference_columns
 from autoshard.measure.repetition import Repetitions
+from autoshard.measure.sampling import ShardSet
 from autoshard.measure.traffic_sampling import Traffic
 from autoshard.problem import TrainingConfig
 from autoshard.shards import ShardSlice
@@ -49,20 +50,19 @@ def simulated_environment(spec: DeviceSpec) -> Environment:
     )
 
 
-def simulate_shard_set(
-    model: SimulatedCostModel, slices: Sequence[ShardSlice], num_samples: int
-) -> dict[str, Any]:
+def simulate_shard_set(model: SimulatedCostModel, drawn: ShardSet) -> dict[str, Any]:
     """The columns that a timing of one shard set fills.
 
     Args:
         model: of the device.
-        slices: what the rank holds, at least one.
-        num_samples: samples that the kernels see in one step.
+        drawn: what the rank holds, and for how many samples and ranks.
     """
-    times_ms, num_kernels = _kernel_ms(model, slices, num_samples)
-    reference_ms, _ = _kernel_ms(
-        model, [ShardSlice.whole(table) for table in REFERENCE_TABLES], REFERENCE_SAMPLES
-    )
+    times_ms, num_kernels = _kernel_ms(model, drawn.slices, drawn.batch_size, drawn.world_size)
+    references_ms = [
+        time_ms
+        for reference in REFERENCE_KERNELS.values()
+        for time_ms in _kernel_ms(model, reference.slices, reference.num_samples, 1)[0]
+    ]
     return {
         **_ONCE,
         **timing_columns("fwd", _exactly(times_ms[0])),
@@ -71,8 +71,7 @@ def simulate_shard_set(
         "bwd_wall_ms": times_ms[1],
         "num_kernels": num_kernels,
         "build_ms": 0.0,
-        "reference_fwd_ms": reference_ms[0],
-        "reference_bwd_ms": reference_ms[1],
+        **reference_columns(references_ms),
         "measured_at": now(),
         "worker": 0,
         "pinned": False,
@@ -103,10 +102,10 @@ def _exactly(time_ms: float) -> Repetitions:
 
 
 def _kernel_ms(
-    model: SimulatedCostModel, slices: Sequence[ShardSlice], num_samples: int
+    model: SimulatedCostModel, slices: Sequence[ShardSlice], batch_size: int, world_size: int
 ) -> tuple[list[float], int]:
     """Forward and backward of one set, and how many TBEs it takes."""
-    training = TrainingConfig(batch_size=num_samples, optimizer=model.optimizer)
-    sums_1D = model.encode(shard_features(slices, training, world_size=1)).sum(axis=0)[None]
+    training = TrainingConfig(batch_size=batch_size, optimizer=model.optimizer)
+    sums_1D = model.encode(shard_features(slices, training, world_size)).sum(axis=0)[None]
     times_ms = model.compute_ms(sums_1D, np.array([len(slices)]))[0]
     return times_ms.tolist(), int(model.num_tbes(sums_1D)[0])

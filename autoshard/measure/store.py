@@ -316,7 +316,7 @@ def merge_parts(source: str | Path | Sequence[str | Path], destination: str | Pa
             "measurements of several kinds cannot be merged", got=", ".join(sorted(kinds))
         )
     whole = pa.concat_tables(tables)
-    whole = whole.sort_by([(name, "ascending") for name in ("protocol", "index", "pass")])
+    whole = whole.sort_by([(name, "ascending") for name in ("protocol", "index", "repeat", "pass")])
     keys = whole["key"].to_pylist()
     if len(set(keys)) != len(keys):
         raise InputError(

@@ -102,8 +102,8 @@ def collective_times(rows: pd.DataFrame, kind: str) -> Picture:
         svg = render(figure, "collectives" if kind == "all-to-all" else f"collectives-{kind}")
     return Picture(
         svg=svg,
-        alt=f"{timed.capitalize()} transfer times of {len(rows)} {kind}s over the bytes sent by the "
-        "busiest rank, by number of ranks.",
+        alt=f"{timed.capitalize()} transfer times of {len(rows)} {kind}s over the bytes sent "
+        "by the busiest rank, by number of ranks.",
     )
 
 

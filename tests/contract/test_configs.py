@@ -127,7 +127,7 @@ def test_mistyped_keys_are_refused_with_the_right_one(
         ("plan", "loger=wandb", "logger"),
         ("plan", "hydra.run.dri=x", "hydra.run.dir"),
         ("train_agent", "agent.learning_rat=1", "agent.learning_rate"),
-        ("measure", "sampling.max_table=3", "sampling.max_tables"),
+        ("measure", "sampling.max_shard=3", "sampling.max_shards"),
     ],
 )
 def test_the_nearest_key_is_suggested(name: str, override: str, near: str) -> None:

@@ -35,7 +35,7 @@ def nothing_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("something was allocated")
 
     monkeypatch.setattr("autoshard.runtime.launch.WorkerGroup", made)
-    for module in ("kernel_groups", "row_replicas"):
+    for module in ("kernel_groups", "row_space"):
         monkeypatch.setattr(f"autoshard.runtime.{module}.EmbeddingKernel", made)
 
 

@@ -36,7 +36,7 @@ CONFIG = MeasureConfig(
         timing=TimingConfig(warmup_iterations=1, min_iterations=3, max_iterations=3),
         reference_iterations=3,
     ),
-    sampling=SamplingConfig(max_tables=4, num_samples=(64,), max_weight_bytes=2**20),
+    sampling=SamplingConfig(max_shards=4, num_samples=(64,), max_weight_bytes=2**20),
 )
 ROOT = Path(__file__).resolve().parents[2]
 # Measures what this module does, in a process of its own that can be killed.

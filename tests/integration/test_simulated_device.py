@@ -51,7 +51,7 @@ CONFIG = MeasureConfig(
     num_repeated_sets=6,
     workers=10_000,  # of real processes there are none
     kernels=KernelConfig(device=SIMULATED),
-    sampling=SamplingConfig(max_tables=8, num_samples=(1024, 4096), max_iteration_ms=1000.0),
+    sampling=SamplingConfig(max_shards=8, num_samples=(1024, 4096), max_iteration_ms=1000.0),
     collectives=CollectiveConfig(device=SIMULATED, world_sizes=(2, 4, 64), num_collectives=15),
 )
 

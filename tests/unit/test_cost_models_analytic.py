@@ -30,8 +30,9 @@ MODEL = AnalyticCostModel(
 def test_a_shard_costs_its_work_times_the_coefficients():
     features_SF = features_of([TABLE], batch_size=32)
     bags, lookups = 32, 128
-    unique = features_SF[0, WORK_FEATURES.index("unique_rows")]
-    work = [bags, bags * 16, lookups, lookups * 16, unique, unique * 16]
+    unique = features_SF[0, WORK_FEATURES.index("fwd_unique_rows")]
+    counts = [bags, bags * 16, lookups, lookups * 16, unique, unique * 16]
+    work = [*counts, *counts, 0, 0]  # both kernels see the same; nothing is replicated
     forward = sum(0.001 * (k + 1) * amount for k, amount in enumerate(work)) + 0.5
     backward = sum(0.002 * (k + 1) * amount for k, amount in enumerate(work)) + 0.25
     np.testing.assert_allclose(MODEL.encode(features_SF), [[forward, backward]])
@@ -96,7 +97,7 @@ def test_the_range_names_what_is_outside():
     assert measured.outside(low, problem(world_size=8)) == ("world_size",)
     assert measured.outside(low, problem(optimizer=Optimizer.ADAM)) == ("optimizer",)
     outside = measured.outside(features_of([TABLE], 4096), problem())
-    assert {"bags", "log_bags", "lookups", "log_lookups"} <= set(outside)
+    assert {"fwd_bags", "log_fwd_bags", "bwd_lookups", "log_bwd_lookups"} <= set(outside)
     assert "log_num_rows" not in outside
     flagged = low.copy()
     flagged[0, SHARD_FEATURES.index("is_weighted")] = 1.0

@@ -59,10 +59,11 @@ def cost(model: SimulatedCostModel, tables: list[Table], batch_size: int = 8) ->
 
 
 def row(**values: float) -> np.ndarray:
-    """Features of one shard, [1, F]; what is left out is 0."""
+    """Features of one shard, [1, F]; bags, lookups and rows of both phases, the rest 0."""
     features_SF = np.zeros((1, len(SHARD_FEATURES)))
     for name, value in values.items():
-        features_SF[0, _COLUMN[name]] = value
+        names = [name] if name in _COLUMN else [f"fwd_{name}", f"bwd_{name}"]
+        features_SF[0, [_COLUMN[n] for n in names]] = value
     return features_SF
 
 

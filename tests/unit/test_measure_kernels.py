@@ -6,8 +6,14 @@ from torch.nn.functional import embedding_bag
 from autoshard.errors import InputError, UnsupportedError
 from autoshard.measure.arena import Arena
 from autoshard.measure.config import CacheState, KernelConfig, TimingConfig
-from autoshard.measure.kernel_set import EPS, GRADIENT_BOUND, LEARNING_RATE, KernelSet
+from autoshard.measure.kernel_set import EPS, LEARNING_RATE, KernelSet
 from autoshard.measure.kernels import measure_kernel
+from autoshard.measure.measured_kernels import (
+    GRADIENT_BOUND,
+    BagReplicaKernel,
+    RowReplicaKernel,
+    SlicedKernel,
+)
 from autoshard.problem import Optimizer
 from autoshard.runtime.capabilities import Device
 from autoshard.shards import ShardingType, ShardSlice, padded_cols
@@ -40,10 +46,11 @@ SLICES = (
 )
 
 
-def build(slices, optimizer=Optimizer.ROWWISE_ADAGRAD, arena=None):
+def build(slices, optimizer=Optimizer.ROWWISE_ADAGRAD, arena=None, world_size=1):
     return KernelSet(
         slices,
-        SAMPLES,
+        SAMPLES // world_size,
+        world_size=world_size,
         num_batches=2,
         optimizer=optimizer,
         device=Device.CPU,
@@ -104,6 +111,75 @@ def test_backward_updates_the_rows_that_were_looked_up(optimizer):
     assert (change[~mask] == 0).all()
     # No update is larger than the learning rate times all gradients of a batch.
     assert change.max() <= LEARNING_RATE * GRADIENT_BOUND * SAMPLES * 5 / (1 + EPS)
+
+
+def replicas(*tables):
+    return [ShardSlice.whole(table, ShardingType.DATA_PARALLEL) for table in tables]
+
+
+#: Ids and gradients of bags weigh less than rows, and the other way round.
+LONG_BAGS = table("long", pooling_factor=8.0, embedding_dim=16)
+SHORT_BAGS = (
+    table("short", pooling_factor=1.0),
+    table("short_weighted", pooling_factor=1.0, weighted=True),
+    table("short_twice", pooling_factor=1.0, feature_names=("a", "b")),
+    table("short_wide", pooling_factor=1.0, embedding_dim=16),
+)
+
+
+def test_every_way_of_holding_tables_has_its_kernel():
+    kernels = build([*SLICES, *replicas(LONG_BAGS, *SHORT_BAGS)], world_size=4).kernels
+    found = [(type(kernel), [s.table.name for s in kernel.slices]) for kernel in kernels]
+    assert found[-4:] == [
+        (BagReplicaKernel, ["long"]),
+        (RowReplicaKernel, ["short", "short_twice"]),
+        (RowReplicaKernel, ["short_weighted"]),
+        (RowReplicaKernel, ["short_wide"]),
+    ]
+    assert {kind for kind, _ in found[:-4]} == {SlicedKernel}
+    # In a world of one there is nothing to exchange, and no reason to sum rows.
+    alone = build(replicas(LONG_BAGS, *SHORT_BAGS)).kernels
+    assert {type(kernel) for kernel in alone} == {BagReplicaKernel}
+
+
+def test_a_replica_by_bag_looks_up_the_first_samples_and_updates_all():
+    (kernel,) = build(replicas(LONG_BAGS), world_size=4).kernels
+    before = kernel.kernel.weights(0).clone()
+    every, output = kernel.forward(1)
+    assert output.shape == (SAMPLES // 4, 16)
+    assert every.lengths_FB.shape == (1, SAMPLES)
+    lengths = every.lengths_FB[0, : SAMPLES // 4]
+    ids = every.values_L[: int(lengths.sum())]
+    expected = embedding_bag(ids, before, torch.cumsum(lengths, 0) - lengths, mode="sum")
+    torch.testing.assert_close(output, expected)
+    kernel.backward(every)
+    changed = (kernel.kernel.weights(0) != before).any(dim=1)
+    assert torch.equal(changed.nonzero()[:, 0], torch.unique(every.values_L))
+
+
+def test_a_replica_by_row_sums_its_own_and_updates_what_all_ranks_touched():
+    (kernel,) = build(replicas(SHORT_BAGS[1]), world_size=4).kernels
+    before = kernel.kernel.weights(0).clone()
+    drawn, output = kernel.forward(0)
+    bags = drawn.lookup.bags
+    lengths = bags.lengths_FB[0]
+    assert lengths.shape == (SAMPLES // 4,)
+    expected = embedding_bag(
+        bags.values_L, before, torch.cumsum(lengths, 0) - lengths, mode="sum",
+        per_sample_weights=bags.weights_L,
+    )  # fmt: skip
+    torch.testing.assert_close(output, expected)
+    kernel.backward(drawn)
+    # What this rank would send: its rows, each with the weighted sum of its bags' gradients.
+    sums = torch.zeros(500, 8)
+    bag_L = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+    sums.index_add_(0, bags.values_L, drawn.gradient_FBD[0, bag_L] * bags.weights_L[:, None])
+    rows = torch.unique(bags.values_L)
+    assert torch.equal(drawn.lookup.rows_U, rows)
+    torch.testing.assert_close(drawn.lookup.row_gradients(drawn.gradient_FBD), sums[rows])
+    changed = (kernel.kernel.weights(0) != before).any(dim=1).nonzero()[:, 0]
+    assert torch.equal(changed, torch.unique(drawn.update.values_L))
+    assert set(rows.tolist()) < set(changed.tolist())
 
 
 def test_arena_lends_sane_memory_again_and_again():

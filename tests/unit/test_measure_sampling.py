@@ -21,7 +21,7 @@ from autoshard.shards import ShardingType
 from autoshard.tables import Table
 
 CONFIG = SamplingConfig(
-    max_tables=16,
+    max_shards=16,
     num_samples=(256, 1024),
     column_share=0.3,
     row_share=0.3,
@@ -73,19 +73,62 @@ def test_budget_is_kept(drawn):
         assert weight_bytes(shard_set.slices) <= 4 * 2**20
         assert 1 <= len(shard_set.slices) <= 16
         assert shard_set.num_samples in (256, 1024)
+        assert shard_set.batch_size * shard_set.world_size == shard_set.num_samples
+
+
+def test_some_sets_hold_replicas_and_all_world_sizes_occur(drawn):
+    shares = [
+        np.mean([s.sharding_type is ShardingType.DATA_PARALLEL for s in shard_set.slices])
+        for shard_set in drawn
+        if len(shard_set.slices) >= 4
+    ]
+    assert 0.4 < np.mean(np.array(shares) == 0) < 0.8
+    assert max(shares) > 0.7
+    assert {s.world_size for s in drawn} == {1, 2, 4, 8}
+    none = replace(CONFIG, replica_sets_share=0.0, world_sizes=(3,))
+    only = [ShardSetSampler(pool(), none, seed=0).draw(index) for index in range(40)]
+    assert {s.world_size for s in only} == {3}
+    assert {s.num_samples for s in only} == {255, 1023}
+    kinds = {s.sharding_type for shard_set in only for s in shard_set.slices}
+    assert ShardingType.DATA_PARALLEL not in kinds
+
+
+def test_a_large_set_keeps_its_tables_and_gets_a_small_batch():
+    light = [
+        Table(name=f"t{i}", num_embeddings=100, embedding_dim=16, pooling_factor=5.0)
+        for i in range(40)
+    ]
+    # 256 samples of 40 such tables take an estimated 15 ms, 1,024 samples more than 20.
+    config = replace(
+        CONFIG, max_shards=40, split_shares=(1.0, 0.0, 0.0), augmented_share=0.0,
+        column_share=0.0, row_share=0.0,
+    )  # fmt: skip
+    sampler = ShardSetSampler(light, config, seed=0)
+    sets = [sampler.draw(index) for index in range(200)]
+    large = [s for s in sets if len(s.slices) >= 36]
+    assert large
+    assert {s.num_samples for s in large} == {256}
+    assert {s.num_samples for s in sets if len(s.slices) < 5} == {256, 1024}
 
 
 def test_every_kind_of_shard_occurs_and_lies_inside_its_table(drawn):
     slices = [s for shard_set in drawn for s in shard_set.slices]
     kinds = {s.sharding_type for s in slices}
-    assert kinds == {ShardingType.TABLE_WISE, ShardingType.COLUMN_WISE, ShardingType.ROW_WISE}
+    assert kinds == {
+        ShardingType.TABLE_WISE,
+        ShardingType.COLUMN_WISE,
+        ShardingType.ROW_WISE,
+        ShardingType.DATA_PARALLEL,
+    }
     for s in slices:
         assert s.num_rows >= 1
         assert s.row_offset + s.num_rows <= s.table.num_embeddings
         assert s.col_offset + s.num_cols <= s.table.embedding_dim
         assert s.col_offset % 4 == 0
-        if s.sharding_type is ShardingType.ROW_WISE:
+        if s.sharding_type in (ShardingType.ROW_WISE, ShardingType.DATA_PARALLEL):
             assert s.num_cols == s.table.embedding_dim
+        if s.sharding_type is ShardingType.DATA_PARALLEL:
+            assert s.num_rows == s.table.num_embeddings
         if s.sharding_type is ShardingType.COLUMN_WISE:
             assert s.num_rows == s.table.num_embeddings
             assert s.num_cols < s.table.embedding_dim
