@@ -216,8 +216,8 @@ def _start_at_scale(network: AdditiveNet | SumNet, train: KernelData) -> None:
             return
         weights_KP = linear_weights(train)  # work, shards, constant
         own_K = weights_KP[:-2].sum(axis=1) * network.work_scale.double().numpy()
-        # A weight of 0 would never move again: start it at a hundredth of the largest.
-        own_K = np.maximum(own_K, own_K.max() * 1e-2)
+        # A weight of 0 would never move again: start it at a thousandth of the largest.
+        own_K = np.maximum(own_K, own_K.max() * 1e-3)
         network.raw_work_K.copy_(inverse_softplus(own_K))
         network.raw_shard_P.copy_(inverse_softplus(np.maximum(weights_KP[-2], 1e-3)))
         network.raw_overhead_P.copy_(inverse_softplus(np.maximum(weights_KP[-1], 1e-3)))

@@ -91,9 +91,9 @@ def kernel_rows(sets_per_split: dict[str, int], seed: int = 0) -> list[dict[str,
             training = TrainingConfig(batch_size=samples)
             slices = [ShardSlice.whole(table) for table in chosen]
             exact = kernel_ms(shard_features(slices, training, 1))
-            for pass_ in range(2 if number % 10 == 0 else 1):
+            for repeat in range(2 if number % 10 == 0 else 1):
                 fwd, bwd = exact * np.exp(NOISE * rng.standard_normal(2))
-                rows.append(_row(KERNEL_COLUMNS, split, number, pass_) | {
+                rows.append(_row(KERNEL_COLUMNS, split, number, repeat) | {
                     "split": split,
                     "num_slices": size,
                     "num_samples": samples,
@@ -104,7 +104,7 @@ def kernel_rows(sets_per_split: dict[str, int], seed: int = 0) -> list[dict[str,
                     "bwd_ms": bwd,
                 })  # fmt: skip
     for index, one in enumerate(rows):  # a number for each set, as the runner gives
-        one["index"] = index - one["pass"]
+        one["index"] = index - one["repeat"]
     return rows
 
 
@@ -131,13 +131,14 @@ def collective_rows(num: int = 150, seed: int = 0) -> list[dict[str, Any]]:
     return rows
 
 
-def _row(columns: dict[str, Any], split: str, number: int, pass_: int) -> dict[str, Any]:
+def _row(columns: dict[str, Any], split: str, number: int, repeat: int) -> dict[str, Any]:
     plain = {name: _PLAIN.get(str(kind)) for name, kind in columns.items()}
     return plain | {
-        "key": f"{split}-{number}-{pass_}",
+        "key": f"{split}-{number}-{repeat}",
         "protocol": "p",
         "index": number,
-        "pass": pass_,
+        "repeat": repeat,
+        "pass": 0,
         "measured_at": f"2026-01-01T00:{number // 60 % 60:02d}:{number % 60:02d}",
         "device": "cpu",
         "hardware_fingerprint": MACHINE.hardware_fingerprint,

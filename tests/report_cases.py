@@ -167,6 +167,7 @@ def write_measurements(path: Path, kind: RowKind, num: int) -> None:
         "bwd_relative_error": 0.05,
         "transfer_relative_error": 0.07,
         "oversubscribed": True,
+        "repeat": 0,
         "pass": 0,
         **dict.fromkeys(TRAFFIC_FEATURES, 64.0),
     }

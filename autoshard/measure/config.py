@@ -137,6 +137,10 @@ class SamplingConfig:
     replica_sets_share: float = 0.4
     """Probability that a set holds replicas; then each table is one with a probability
     drawn uniformly for the set."""
+    variant_sets_share: float = 0.25
+    """Probability that a set holds variants: then each table has weighted bags, fp16 weights
+    and a second feature with probability `variant_share` each."""
+    variant_share: float = 0.3
     column_share: float = 0.15
     """Probability that a table appears as a half or a quarter of its columns."""
     row_share: float = 0.10
@@ -160,6 +164,8 @@ class SamplingConfig:
         check_numbers(
             self,
             replica_sets_share=0.0,
+            variant_sets_share=0.0,
+            variant_share=0.0,
             column_share=0.0,
             row_share=0.0,
             augmented_share=0.0,
@@ -176,6 +182,8 @@ class SamplingConfig:
             "column_share + row_share": self.column_share + self.row_share,
             "augmented_share": self.augmented_share,
             "replica_sets_share": self.replica_sets_share,
+            "variant_sets_share": self.variant_sets_share,
+            "variant_share": self.variant_share,
         }
         for name, value in shares_of_one.items():
             if value > 1.0:

@@ -93,10 +93,10 @@ def combine_passes(frame: pd.DataFrame) -> pd.DataFrame:
         smallest total as a share of their mean (NaN for a single pass).
     """
     times = [f"{phase}_ms" for phase in PHASES]
-    logs = frame[times].transform(np.log)
+    logs = pd.DataFrame(np.log(frame[times]))
     total = frame[times].sum(axis=1)
     keys = [frame[name] for name in MEASUREMENT]
-    means = np.exp(logs.groupby(keys).mean())
+    means = pd.DataFrame(np.exp(logs.groupby(keys).mean()))
     extremes = total.groupby(keys).agg(["min", "max", "mean", "size"])
     rows = frame.sort_values("pass", kind="stable").drop_duplicates(MEASUREMENT)
     rows = rows.set_index(MEASUREMENT).sort_index()

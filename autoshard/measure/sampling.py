@@ -22,7 +22,7 @@ import numpy as np
 from autoshard.errors import InputError
 from autoshard.measure.config import SamplingConfig
 from autoshard.shards import KERNEL_ALIGNMENT, ShardingType, ShardSlice, padded_cols
-from autoshard.tables import Table, check_tables
+from autoshard.tables import DataType, Table, check_tables
 
 #: Upper estimates for one thread, forward and backward together, of FBGEMM 1.8 on a
 #: server CPU shared with other work: they bound a measurement's time, nothing else.
@@ -147,12 +147,14 @@ class ShardSetSampler:
         split, rng = self._start(index)
         augmented = split is Split.TRAIN and rng.random() < config.augmented_share
         replica_share = rng.random() if rng.random() < config.replica_sets_share else 0.0
+        variant_share = config.variant_share if rng.random() < config.variant_sets_share else 0.0
         world_size = int(rng.choice(config.world_sizes))
         pool = self.pools[split]
         count = round(math.exp(rng.uniform(0.0, math.log(config.max_shards + 0.5))))
         candidates = []
         for position in rng.permutation(len(pool))[:count]:
             table = self._augment(pool[position], rng) if augmented else pool[position]
+            table = _vary(table, variant_share, rng)
             if rng.random() < replica_share:
                 candidates.append(ShardSlice.whole(table, ShardingType.DATA_PARALLEL))
             else:
@@ -217,6 +219,20 @@ class ShardSetSampler:
             if table.num_embeddings >= parts:
                 return _row_slice(table, parts, int(rng.integers(parts)))
         return ShardSlice.whole(table)
+
+
+def _vary(table: Table, share: float, rng: np.random.Generator) -> Table:
+    """The table with other weights, bags or features, each with probability `share`."""
+    weighted, half, twice = rng.random(3) < share
+    names = table.feature_names
+    if twice:
+        names = (*names, f"{names[0]}_again")
+    return replace(
+        table,
+        weighted=table.weighted or bool(weighted),
+        data_type=DataType.FP16 if half else table.data_type,
+        feature_names=names,
+    )
 
 
 def _column_slice(table: Table, parts: int, part: int) -> ShardSlice:

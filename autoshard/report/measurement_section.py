@@ -43,8 +43,11 @@ def measurement_section(data: ReportData) -> Section:
         kernels = data.kernels.rows
         pictures.append(kernel_times(kernels))
         drawn.append(len(kernels))
-        repeats = int((kernels["pass"] > 0).sum())
-        said.append(f"{count(len(kernels) - repeats, 'shard set')}")
+        sets = kernels.drop_duplicates(["protocol", "hardware_fingerprint", "index", "repeat"])
+        repeats = int((sets["repeat"] > 0).sum())
+        said.append(f"{count(len(sets) - repeats, 'shard set')}")
+        if (passes := int(kernels["pass"].max()) + 1) > 1:
+            notes.append(f"Each measurement of a shard set consists of {passes} passes.")
         if repeats:
             notes.append(f"{count(repeats, 'shard set')} measured a second time, to see the noise.")
         error = float(np.nanmedian(kernels[["fwd_relative_error", "bwd_relative_error"]]))

@@ -12,6 +12,7 @@ import pytest
 from autoshard.errors import InputError, UnsupportedError, WorkerError
 from autoshard.measure.config import KernelConfig, MeasureConfig, SamplingConfig, TimingConfig
 from autoshard.measure.loading import load_kernel_rows, row_slices
+from autoshard.measure.references import REFERENCE_COLUMNS
 from autoshard.measure.runner import kernel_schedule, measure_kernels
 from autoshard.measure.sampling import ShardSetSampler
 from autoshard.measure.store import part_paths, read_part
@@ -34,7 +35,6 @@ CONFIG = MeasureConfig(
     kernels=KernelConfig(
         arena_bytes=2**20,
         timing=TimingConfig(warmup_iterations=1, min_iterations=3, max_iterations=3),
-        reference_iterations=3,
     ),
     sampling=SamplingConfig(max_shards=4, num_samples=(64,), max_weight_bytes=2**20),
 )
@@ -99,16 +99,18 @@ def test_a_killed_run_is_continued_without_loss_or_repetition(tmp_path):
     assert all(path.read_bytes() == old for path, old in content.items())
 
     rows = load_kernel_rows(folder)
-    assert sorted(zip(rows["index"], rows["pass"], strict=True)) == sorted(kernel_schedule(CONFIG))
-    assert rows["order"].is_unique
     sampler = ShardSetSampler(TABLES, CONFIG.sampling, seed=CONFIG.seed)
+    stages = kernel_schedule(CONFIG, sampler)
+    places = {(p.index, p.repeat, p.pass_) for stage in stages for _, p in stage}
+    assert set(zip(rows["index"], rows["repeat"], rows["pass"], strict=True)) == places
+    assert rows["order"].is_unique
     for row in rows.to_dict("records"):
         drawn = sampler.draw(row["index"])
         assert row_slices(row) == drawn.slices
         assert row["split"] == drawn.split.value
         assert row["num_slices"] == len(drawn.slices)
         assert (row["iterations"], row["warmup_iterations"]) == (3, 1)
-        assert row["reference_fwd_ms"] > 0
+        assert all(row[name] > 0 for name in REFERENCE_COLUMNS)
         assert row["threads"] == row["concurrent_workers"] == 1
 
     # Nothing is left to do; more sets extend the run.

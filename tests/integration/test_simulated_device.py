@@ -92,8 +92,8 @@ def test_kernel_rows_are_what_the_model_says(folder: Path):
             assert len(same) == 1
             assert row[f"{phase}_relative_error"] == 0
         assert row["num_kernels"] == 1
-    again = rows[rows["pass"] == 1].set_index("index")
-    first = rows[rows["pass"] == 0].set_index("index").loc[again.index]
+    again = rows[rows["repeat"] == 1].set_index("index")
+    first = rows[rows["repeat"] == 0].set_index("index").loc[again.index]
     pd.testing.assert_series_equal(again["bwd_ms"], first["bwd_ms"])
 
 

@@ -76,8 +76,8 @@ def test_a_leak_is_found_in_the_rows_themselves():
 def test_a_set_measured_twice_has_one_number_and_others_do_not():
     numbers, counts = np.unique(DATA.index_N, return_counts=True)
     assert sorted(counts.tolist())[-1] == 2
-    assert (counts == 2).sum() == sum(row["pass"] for row in ROWS)
-    assert len(numbers) == len(ROWS) - sum(row["pass"] for row in ROWS)
+    assert (counts == 2).sum() == sum(row["repeat"] for row in ROWS)
+    assert len(numbers) == len(ROWS) - sum(row["repeat"] for row in ROWS)
     # A second folder numbers its draws from 0 again.
     other = [row | {"protocol": "q", "key": f"q-{row['key']}"} for row in ROWS]
     both = kernel_data(pd.DataFrame(ROWS + other))

@@ -78,7 +78,8 @@ def test_the_linear_baseline_finds_a_linear_machine():
 
 def test_lookups_times_dim_is_one_coefficient():
     data = kernels()
-    elements = data.summed(np.array([WORK_FEATURES.index("lookup_elements")]))
+    columns = [WORK_FEATURES.index(f"{phase}_lookup_elements") for phase in ("fwd", "bwd")]
+    elements = data.summed(np.array(columns))
     predict = lookups_times_dim(with_times(elements * np.array([[2e-6, 5e-6]])).split("train"))
     np.testing.assert_allclose(predict(data), elements * np.array([[2e-6, 5e-6]]))
 

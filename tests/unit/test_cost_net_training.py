@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from autoshard.errors import InputError
+from autoshard.features import WORK_FEATURES, WORK_OF_PHASE
 from cost_net.baselines import linear
 from cost_net.collective_training import (
     physical_weights,
@@ -112,14 +113,16 @@ def test_factors_stay_within_their_limits():
     assert torch.all(low <= high)
     assert torch.all(low >= 0.85)
     assert torch.all(high <= 1.2)
-    wild = torch.randn(1000, network.interaction + 3) * 100
+    wild = torch.randn(1000, network.interaction + 7) * 100
     factor = network.phi(wild)
     assert torch.all((factor >= low) & (factor <= high))
     # A shard's own cost stays within a factor 3 of its physical part, whatever the features.
-    features = torch.rand(500, len(network.normalise.mean) + 6) * 1e4
-    own = network.encode(features)[:, :2]
-    work = torch.cat([features[:, :6] / network.work_scale, torch.ones(500, 1)], dim=1)
-    physical = work @ torch.nn.functional.softplus(network.raw_work_KP)
+    features = torch.rand(500, len(network.normalise.mean) + len(WORK_FEATURES)) * 1e4
+    own = network.encode(features)[:, :6].reshape(500, 2, 3).sum(dim=2)
+    work = features[:, : len(WORK_FEATURES)] / network.work_scale
+    weighted = work * torch.nn.functional.softplus(network.raw_work_K)
+    of_phase = torch.tensor(WORK_OF_PHASE, dtype=torch.float32)
+    physical = weighted @ of_phase + torch.nn.functional.softplus(network.raw_shard_P)
     assert torch.all((own <= physical * 3.0001) & (own >= physical / 3.0001))
     exchange = trained().collective
     factors = exchange.factor_of(torch.rand(1000, 4) * 1e9)

@@ -229,5 +229,7 @@ def test_unusable_requests_are_refused():
         build([ShardSlice.whole(TABLES[0])], Optimizer.ADAM)
     with pytest.raises(UnsupportedError, match="bf16"):
         build([ShardSlice.whole(table("bf16", data_type=DataType.BF16))])
-    with pytest.raises(InputError, match="num_samples"):
+    with pytest.raises(InputError, match="batch_size"):
         measure_kernel([ShardSlice.whole(TABLES[0])], 0)
+    with pytest.raises(InputError, match="world_size"):
+        measure_kernel([ShardSlice.whole(TABLES[0])], 8, world_size=0)
