@@ -63,11 +63,11 @@ def train_collective(data: CollectiveData, config: CostNetConfig) -> CollectiveN
 
 
 def _train(data: CollectiveData, config: CostNetConfig) -> CollectiveNet:
-    network = CollectiveNet()
+    network = CollectiveNet(num_processors=data.num_processors)
     traffic_MC = torch.tensor(data.traffic_MC, dtype=torch.float32)
     wanted_M = torch.log(torch.tensor(data.time_ms_M, dtype=torch.float32).clamp_min(1e-6))
     network.fit_statistics(traffic_MC)
-    terms_MK = CollectiveNet.terms(torch.tensor(data.traffic_MC)).numpy()
+    terms_MK = network.terms(torch.tensor(data.traffic_MC)).numpy()
     weights_K = physical_weights(terms_MK, np.maximum(data.time_ms_M, 1e-6))
     with torch.no_grad():
         # A weight of 0 would never move again: start it at a thousandth of the largest.

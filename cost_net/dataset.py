@@ -35,6 +35,8 @@ IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 SPLITS = ("train", "validation", "test")
 PHASES = ("fwd", "bwd")
+#: Processors where every rank has its own.
+NO_LIMIT = 1e9
 #: One in so many collectives of a kind and world size is kept for the error report.
 HELD_OUT_EVERY = 5
 
@@ -128,6 +130,8 @@ class CollectiveData:
     oversubscribed_M: BoolArray
     test_M: BoolArray
     """Held out: about a fifth of each world size. Exchanges share no tables to split by."""
+    num_processors: float = NO_LIMIT
+    """What the ranks of one host share."""
 
     @property
     def world_sizes(self) -> tuple[int, ...]:
@@ -141,6 +145,7 @@ class CollectiveData:
             time_ms_M=self.time_ms_M[chosen_M],
             oversubscribed_M=self.oversubscribed_M[chosen_M],
             test_M=self.test_M[chosen_M],
+            num_processors=self.num_processors,
         )
 
 
@@ -230,7 +235,17 @@ def collective_data(
         time_ms_M=frame["transfer_ms"].to_numpy(dtype=np.float64),
         oversubscribed_M=frame["oversubscribed"].to_numpy(dtype=bool),
         test_M=test_M,
+        num_processors=_processors(frame),
     )
+
+
+def _processors(frame: pd.DataFrame) -> float:
+    """How many ranks work at once: the largest world size that was not oversubscribed."""
+    crowded = frame["oversubscribed"].astype(bool)
+    if not crowded.any():
+        return NO_LIMIT
+    roomy = frame.loc[~crowded, "world_size"]
+    return float(roomy.max() if len(roomy) else frame["world_size"].min() - 1)
 
 
 def load_measurements(folders: Sequence[str | Path]) -> MeasuredData:

@@ -30,6 +30,7 @@ from autoshard.features import (
     WORK_OF_PHASE,
 )
 from autoshard.suggestions import did_you_mean
+from cost_net.dataset import NO_LIMIT
 
 NUM_PHASES = 2
 #: Limits of a set's factor φ. Wider ones ([0.6, 1.6]) predicted unseen tables no better on
@@ -230,36 +231,48 @@ class SumNet(nn.Module):
 
 
 class CollectiveNet(nn.Module):
-    """Time of an all-to-all: latency, busiest rank and total bytes, times a bounded factor.
+    """Time of a collective: latency, busiest rank and total bytes, times a bounded factor.
 
-        T = g · (α + β·(R − 1) + γ·max(sent, received) + δ·total),  all >= 0,  g within limits
+        T = g · (α + ω·(R / c − 1) + β·R·(R − 1) / c + γ·max(sent, received) + δ·total / c)
 
-    R enters as a smooth number, so world sizes that were not measured are served too.
+    with all weights >= 0, g within limits and c = min(R, processors): the ranks' messages and
+    bytes are handled by so many processors at once, and beyond them ranks take turns. R enters
+    as a smooth number, so world sizes that were not measured are served too.
     """
 
     limits: Tensor
+    num_processors: Tensor
     max_log_factor: float = math.log(2.0)
     #: Bytes are counted in MiB inside, so that the weights are of one size.
     byte_scale: float = float(2**20)
 
-    def __init__(self, hidden: int = 24) -> None:
+    def __init__(self, hidden: int = 24, *, num_processors: float = NO_LIMIT) -> None:
+        """Make an untrained network.
+
+        Args:
+            hidden: width of the MLP.
+            num_processors: what the ranks share: the cores of a host; `NO_LIMIT` where every
+                rank has a device of its own.
+        """
         super().__init__()
         self.normalise = Normaliser(NUM_TRAFFIC_FEATURES)
         self.factor = mlp(NUM_TRAFFIC_FEATURES, hidden, 1)
-        self.raw = nn.Parameter(torch.full((4,), -3.0))
+        self.raw = nn.Parameter(torch.full((5,), -3.0))
+        self.register_buffer("num_processors", torch.tensor(float(num_processors)))
         # g: the least and the most; training narrows them to what occurred.
         self.register_buffer("limits", torch.tensor([0.5, 2.0]))
 
-    @classmethod
-    def terms(cls, traffic_MC: Tensor) -> Tensor:
-        """What α, β, γ and δ multiply: 1, R − 1, MiB of the busiest rank, MiB in all, [M, 4]."""
-        busiest = torch.maximum(traffic_MC[:, 1], traffic_MC[:, 2]) / cls.byte_scale
+    def terms(self, traffic_MC: Tensor) -> Tensor:
+        """What the weights multiply, with bytes in MiB, [M, 5]; see the class."""
+        ranks = traffic_MC[:, 0]
+        at_once = torch.minimum(ranks, self.num_processors.to(ranks.dtype)).clamp_min(1.0)
         return torch.stack(
             [
-                torch.ones_like(busiest),
-                traffic_MC[:, 0] - 1.0,
-                busiest,
-                traffic_MC[:, 3] / cls.byte_scale,
+                torch.ones_like(ranks),
+                ranks / at_once - 1.0,
+                ranks * (ranks - 1.0) / at_once,
+                torch.maximum(traffic_MC[:, 1], traffic_MC[:, 2]) / self.byte_scale,
+                traffic_MC[:, 3] / self.byte_scale / at_once,
             ],
             dim=1,
         )
@@ -273,7 +286,7 @@ class CollectiveNet(nn.Module):
         self.normalise.fit(self._logs(traffic_MC))
 
     def weights(self) -> Tensor:
-        """α, β, γ, δ: ms, ms per further rank, ms per MiB, ms per MiB."""
+        """α, ω, β, γ, δ: ms, ms per turn, ms per message, ms per MiB, ms per MiB."""
         return nn.functional.softplus(self.raw)
 
     def factor_of(self, traffic_MC: Tensor) -> Tensor:
@@ -288,11 +301,13 @@ class CollectiveNet(nn.Module):
 
     def bound_facts(self) -> dict[str, float]:
         """What the lower bound needs."""
-        alpha, beta, gamma, delta = (float(w) for w in self.weights().detach())
+        alpha, omega, beta, gamma, delta = (float(w) for w in self.weights().detach())
         return {
             "factor_min": float(self.limits[0]),
+            "num_processors": float(self.num_processors),
             "latency_ms": alpha,
-            "rank_ms": beta,
+            "turn_ms": omega,
+            "message_ms": beta,
             "busiest_ms_per_byte": gamma / self.byte_scale,
             "total_ms_per_byte": delta / self.byte_scale,
         }

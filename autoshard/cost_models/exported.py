@@ -161,11 +161,13 @@ class ExportedCostModel:
         if total_bytes <= 0 or world_size <= 1:
             return 0.0
         facts = self.config["collective_bound"]
+        at_once = min(world_size, facts["num_processors"])
         base_ms = (
             facts["latency_ms"]
-            + facts["rank_ms"] * (world_size - 1)
+            + facts["turn_ms"] * (world_size / at_once - 1)
+            + facts["message_ms"] * world_size * (world_size - 1) / at_once
             + facts["busiest_ms_per_byte"] * total_bytes / world_size
-            + facts["total_ms_per_byte"] * total_bytes
+            + facts["total_ms_per_byte"] * total_bytes / at_once
         )
         return float(facts["factor_min"] * base_ms * (1 - FLOAT32_SLACK))
 

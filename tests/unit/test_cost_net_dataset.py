@@ -117,3 +117,12 @@ def test_all_to_alls_are_the_same_whatever_else_was_measured():
     reduce = collective_data(mixed, Collective.ALL_REDUCE)
     np.testing.assert_array_equal(reduce.time_ms_M, others[0]["transfer_ms"])
     assert len(collective_data(mixed, Collective.REDUCE_SCATTER).time_ms_M) == 0
+
+
+def test_processors_are_the_most_ranks_that_are_not_oversubscribed():
+    frame = pd.DataFrame(collective_rows(60))
+    frame["oversubscribed"] = frame["world_size"] > 4
+    assert collective_data(frame).num_processors == 4
+    assert collective_data(frame[frame["world_size"] == 8]).num_processors == 7
+    frame["oversubscribed"] = False
+    assert collective_data(frame).num_processors == NO_LIMIT

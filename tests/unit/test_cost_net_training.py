@@ -66,7 +66,8 @@ def test_all_to_alls_are_learned_and_judged_on_those_held_out():
     assert facts["other_kinds"] == {}
     weights = trained().collective.bound_facts()
     assert weights["latency_ms"] == pytest.approx(0.1, rel=0.2)
-    assert weights["rank_ms"] == pytest.approx(0.05, rel=0.3)
+    # Every rank has a processor here: R·(R − 1)/R messages, and no turns to take.
+    assert weights["message_ms"] == pytest.approx(0.05, rel=0.3)
     assert weights["busiest_ms_per_byte"] == pytest.approx(1 / 2e6, rel=0.1)
     # A world size between those measured, and more bytes than any.
     unseen = np.array([[6.0, 4e7, 3e7, 9e7]])
@@ -194,6 +195,18 @@ def test_sum_networks_stay_finite_and_have_no_bound():
         cost = network.compute(torch.full((2, network.encoding_width), 1e30), torch.ones(2, 1))
         assert torch.all(torch.isfinite(cost) & (cost > 0))
     assert len(make_network("neuroshard", {}).head) > len(make_network("autoshard", {}).head)
+
+
+def test_ranks_beyond_the_processors_take_turns():
+    network = CollectiveNet(num_processors=2)
+    mib = float(2**20)
+    rows = torch.tensor([[2.0, mib, mib, 2 * mib], [8.0, 7 * mib, 7 * mib, 56 * mib]])
+    # 1, turns beyond the first, messages, busiest rank, bytes in all: of two at once.
+    expected = torch.tensor([[1.0, 0.0, 1.0, 1.0, 1.0], [1.0, 3.0, 28.0, 7.0, 28.0]])
+    torch.testing.assert_close(network.terms(rows), expected)
+    alone = CollectiveNet().terms(rows)
+    torch.testing.assert_close(alone[:, 1], torch.zeros(2))
+    torch.testing.assert_close(alone[:, 2], torch.tensor([1.0, 7.0]))
 
 
 def test_a_collective_of_equal_traffic_costs_more_bytes_more_time():
