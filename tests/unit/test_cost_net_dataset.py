@@ -12,7 +12,7 @@ from autoshard.errors import InputError
 from autoshard.features import WORK_FEATURES
 from autoshard.measure.config import Collective
 from autoshard.measure.loading import row_features
-from cost_net.dataset import HELD_OUT_EVERY, collective_data, kernel_data, shard_rows
+from cost_net.dataset import HELD_OUT_EVERY, NO_LIMIT, collective_data, kernel_data, shard_rows
 from tests.cost_cases import collective_rows, kernel_rows, kernels, pool
 
 ROWS = kernel_rows({"train": 21, "validation": 5, "test": 5}, seed=3)
