@@ -51,10 +51,9 @@ class Model:
     description: str
 
 
-def uniform_model(*, scale: float = 1.0) -> Model:
-    """8 tables × 100,000 rows × dim 64, 512 bags of 10 ids per rank."""
-    rows = max(1, round(100_000 * scale))
-    tables = tuple(
+def uniform_tables(count: int, rows: int) -> tuple[Table, ...]:
+    """Equal tables of dim 64, each with one feature of 10 ids per bag."""
+    return tuple(
         Table(
             name=f"t{i}",
             feature_names=(f"f{i}",),
@@ -62,11 +61,16 @@ def uniform_model(*, scale: float = 1.0) -> Model:
             embedding_dim=64,
             pooling_factor=10.0,
         )
-        for i in range(8)
+        for i in range(count)
     )
+
+
+def uniform_model(*, scale: float = 1.0) -> Model:
+    """8 tables × 100,000 rows × dim 64, 512 bags of 10 ids per rank."""
+    rows = max(1, round(100_000 * scale))
     return Model(
         name="uniform",
-        tables=tables,
+        tables=uniform_tables(8, rows),
         batch_size=512,
         description=f"8 tables × {rows:,} rows × dim 64, 512 bags of 10 uniform ids per rank",
     )
