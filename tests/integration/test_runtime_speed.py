@@ -12,7 +12,7 @@ import pytest
 
 from autoshard.shards import ShardingType
 from benchmarks.runtime_speed.__main__ import main
-from benchmarks.runtime_speed.cases import make_plan, uniform_model
+from benchmarks.runtime_speed.cases import make_plan, mlperf_model, uniform_model
 from benchmarks.runtime_speed.sections import SECTIONS
 from benchmarks.runtime_speed.statistics import median_ms, percentile_ms, ratio_of_medians
 
@@ -83,6 +83,13 @@ def test_plans_spread_over_all_ranks(kind: ShardingType) -> None:
     plan = make_plan(uniform_model(scale=0.001), kind, 2)
     per_rank = [len(slices) for slices in plan.slices_by_rank()]
     assert per_rank == ([4, 4] if kind is ShardingType.TABLE_WISE else [8, 8])
+
+
+@pytest.mark.parametrize("kind", [ShardingType.ROW_WISE, ShardingType.TABLE_ROW_WISE])
+def test_no_rank_lacks_rows_of_a_scaled_table(kind: ShardingType) -> None:
+    plan = make_plan(mlperf_model(), kind, 2)
+    assert len(plan.tables) == 26
+    assert min(shard.num_rows for entry in plan.tables for shard in entry.shards) == 1
 
 
 def test_the_help_names_every_section(capsys: pytest.CaptureFixture[str]) -> None:
