@@ -84,8 +84,8 @@ def mlperf_model(*, scale: float = 0.005, batch_size: int = 256) -> Model:
     """MLPerf DLRM-DCNv2's 26 tables with their rows and batch scaled down.
 
     Dimension 128 and the multi-hot sizes (214 ids per sample) stay; the rows of every
-    table are multiplied by `scale`, but for two that stay, and ids repeat by the library's
-    published law.
+    table are multiplied by `scale`, of which at least two are left, and ids repeat by the
+    library's published law.
     """
     from autoshard.workloads.registry import make_workload
 
