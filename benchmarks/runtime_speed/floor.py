@@ -51,6 +51,8 @@ def make(variant: str, folder: Path, rank: int) -> Any:
     if optimizer is not Optimizer.ROWWISE_ADAGRAD:
         raise InputError("the floor has no kernel for this optimizer", got=optimizer.value)
     kinds = {"sliced": SlicedFloor, "rows": RowFloor, "bags": BagFloor}
+    if variant not in kinds:
+        raise InputError("contender is not known", got=f"floor/{variant}")
     return kinds[variant](case, rank)
 
 

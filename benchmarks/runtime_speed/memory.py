@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 import gc
 import platform
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,7 @@ from autoshard.runtime.group import WorkerGroup
 from autoshard.runtime.results import RunOptions
 from autoshard.runtime.worker import RankProcess, execute_plan
 from autoshard.shards import ShardingType
-from autoshard.tables import Table
-from benchmarks.runtime_speed.cases import Model, make_plan
+from benchmarks.runtime_speed.cases import Model, make_plan, uniform_tables
 
 _STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
@@ -68,55 +66,44 @@ def memory_model(kind: ShardingType, *, scale: float = 1.0) -> Model:
     """Tables of dim 64 that put at least 1 GiB of weights on each of 2 ranks."""
     num_tables = 5 if kind is ShardingType.DATA_PARALLEL else 10
     rows = max(1, round(1_000_000 * scale))
-    tables = tuple(
-        Table(
-            name=f"t{i}",
-            feature_names=(f"f{i}",),
-            num_embeddings=rows,
-            embedding_dim=64,
-            pooling_factor=10.0,
-        )
-        for i in range(num_tables)
-    )
     return Model(
         name="memory",
-        tables=tables,
+        tables=uniform_tables(num_tables, rows),
         batch_size=512,
         description=f"{num_tables} tables × {rows:,} rows × dim 64, 512 samples per rank",
     )
 
 
-def measure_memory(
-    kinds: list[ShardingType], *, scale: float = 1.0, progress: Callable[[str], None]
-) -> list[RankMemory]:
-    """Run every plan in fresh processes.
+def measure_memory(kind: ShardingType, *, scale: float = 1.0) -> list[RankMemory]:
+    """Run one plan in fresh processes.
+
+    Args:
+        kind: how all tables are sharded.
+        scale: of the tables' rows.
 
     Raises:
         UnsupportedError: the system keeps no high-water mark.
+        AutoshardError: a rank failed; see `WorkerGroup.run`.
     """
     if not _CLEAR_REFS.exists():
         raise UnsupportedError("peak memory is read from /proc", got=platform.system())
-    results = []
     tiny = make_plan(memory_model(ShardingType.TABLE_WISE, scale=1e-5), ShardingType.TABLE_WISE, 2)
-    for kind in kinds:
-        progress(kind.value)
-        plan = make_plan(memory_model(kind, scale=scale), kind, 2)
-        with WorkerGroup(2, timeout_s=_TIMEOUT_S) as group:
-            peaks = group.run(_peak, tiny, plan)
-        ledgers = memory_ledger(plan.problem, plan.slices_by_rank())
-        for rank, ((peak_bytes, held), ledger) in enumerate(zip(peaks, ledgers, strict=True)):
-            planned = {s.table.name for s in plan.slices_by_rank()[rank] if s.num_rows}
-            results.append(
-                RankMemory(
-                    kind=kind,
-                    rank=rank,
-                    ledger_bytes=ledger.total_bytes - ledger.lines_bytes["reserved"],
-                    peak_bytes=peak_bytes,
-                    held_tables=held,
-                    planned_tables=tuple(sorted(planned)),
-                )
-            )
-    return results
+    plan = make_plan(memory_model(kind, scale=scale), kind, 2)
+    with WorkerGroup(2, timeout_s=_TIMEOUT_S) as group:
+        peaks = group.run(_peak, tiny, plan)
+    slices = plan.slices_by_rank()
+    ledgers = memory_ledger(plan.problem, slices)
+    return [
+        RankMemory(
+            kind=kind,
+            rank=rank,
+            ledger_bytes=ledger.total_bytes - ledger.lines_bytes["reserved"],
+            peak_bytes=peak_bytes,
+            held_tables=held,
+            planned_tables=tuple(sorted({s.table.name for s in slices[rank] if s.num_rows})),
+        )
+        for rank, ((peak_bytes, held), ledger) in enumerate(zip(peaks, ledgers, strict=True))
+    ]
 
 
 def _peak(

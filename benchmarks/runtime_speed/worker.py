@@ -176,9 +176,14 @@ def _serve(worker: Worker, answers: IO[str]) -> None:
         try:
             reply = {"ok": getattr(worker, command)(**request)}
         except Exception as error:
-            traceback.print_exc()
-            reply = {"error": f"{type(error).__name__}: {error}"}
+            reply = _failure(error)
         print(json.dumps(reply), file=answers, flush=True)
+
+
+def _failure(error: Exception) -> dict[str, str]:
+    """The answer of a rank that failed: its exception's own text. The trace goes to the log."""
+    traceback.print_exception(error)
+    return {"error": f"{type(error).__name__}: {error}".removesuffix(": ")}
 
 
 def main() -> None:
@@ -193,6 +198,19 @@ def main() -> None:
     # Answers keep the real standard output to themselves.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
+    try:
+        _join(arguments)
+    except Exception as error:
+        print(json.dumps(_failure(error)), file=answers, flush=True)
+        sys.exit(1)
+    print(json.dumps({"ok": {}}), file=answers, flush=True)
+    _serve(Worker(arguments.rank), answers)
+    answers.close()
+    # Leave without the destructors of process groups, which may wait for peers.
+    os._exit(0)
+
+
+def _join(arguments: argparse.Namespace) -> None:
     if arguments.core is not None:
         os.sched_setaffinity(0, {arguments.core})
     import torch
@@ -206,11 +224,6 @@ def main() -> None:
         world_size=arguments.world_size,
         timeout=timedelta(seconds=arguments.timeout_s),
     )
-    print(json.dumps({"ok": {}}), file=answers, flush=True)
-    _serve(Worker(arguments.rank), answers)
-    answers.close()
-    # Leave without the destructors of process groups, which may wait for peers.
-    os._exit(0)
 
 
 if __name__ == "__main__":

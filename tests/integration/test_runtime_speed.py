@@ -1,18 +1,19 @@
-"""The speed comparison runs, agrees on numbers before it times, and refuses bad input."""
+"""The speed comparison runs, agrees on numbers before it times, and refuses bad input.
+
+Its failures are the subject of `test_runtime_speed_failures.py`.
+"""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
-from autoshard.errors import InputError
 from autoshard.shards import ShardingType
-from benchmarks.runtime_speed.__main__ import SECTIONS, Bench, main
-from benchmarks.runtime_speed.cases import make_plan, uniform_model
+from benchmarks.runtime_speed.__main__ import main
+from benchmarks.runtime_speed.cases import make_plan, mlperf_model, uniform_model
+from benchmarks.runtime_speed.sections import SECTIONS
 from benchmarks.runtime_speed.statistics import median_ms, percentile_ms, ratio_of_medians
 
 QUICK = ["--quick", "--models", "uniform", "--types", "row_wise", "--torchrec-python", "missing"]
@@ -44,6 +45,8 @@ def test_every_section_without_torchrec(tmp_path: Path, capsys: pytest.CaptureFi
     # Two rounds of three steps each.
     assert {c["num_steps"] for c in by_section["step"]["contenders"].values()} == {6}
     assert [rank["holds_only_its_own"] for rank in results["memory"]] == [True, True]
+    assert results["failures"] == []
+    assert results["finished"] is True
 
 
 @pytest.mark.parametrize(
@@ -54,6 +57,8 @@ def test_every_section_without_torchrec(tmp_path: Path, capsys: pytest.CaptureFi
         (["--types", "row_wise,columns"], "got: columns"),
         (["--rounds", "0"], "--rounds and --steps are not usable"),
         (["--only", "torchrec", "--torchrec-python", "missing"], "make torchrec-env"),
+        (["--only", "memory", "--out", "no/such/folder/speed.json"], "does not exist"),
+        (["--only", "memory", "--out", "/dev/null"], "a device, pipe or socket"),
     ],
 )
 def test_bad_input_is_refused(
@@ -73,37 +78,18 @@ def test_statistics_of_rounds() -> None:
     assert (ratio.low, ratio.high) == (3 / 8, 6 / 8)
 
 
-class Wrong:
-    """A side whose contenders compute what they are told to."""
-
-    is_open = True
-
-    def __init__(self, off: dict[str, float]) -> None:
-        self._off = off
-
-    def ask(
-        self, command: str, per_rank: list[dict[str, Any]], *, key: str, num_steps: int
-    ) -> None:
-        assert command == "check"
-        for rank in per_rank:
-            outputs = [torch.full((2, 2), 10.0) for _ in range(num_steps)]
-            outputs[-1][1, 1] += self._off[key]
-            torch.save(outputs, rank["path"])
-
-
-@pytest.mark.parametrize("off", [0.1, -0.1, float("nan")])
-def test_contenders_with_other_numbers_are_not_timed(tmp_path: Path, off: float) -> None:
-    bench = Bench.__new__(Bench)
-    bench._ours = Wrong({"autoshard/plain": 0.0, "floor/sliced": off})  # type: ignore[assignment]
-    with pytest.raises(InputError, match="floor/sliced computes other numbers"):
-        bench._check(["autoshard/plain", "floor/sliced"], tmp_path)
-
-
 @pytest.mark.parametrize("kind", [ShardingType.TABLE_WISE, ShardingType.DATA_PARALLEL])
 def test_plans_spread_over_all_ranks(kind: ShardingType) -> None:
     plan = make_plan(uniform_model(scale=0.001), kind, 2)
     per_rank = [len(slices) for slices in plan.slices_by_rank()]
     assert per_rank == ([4, 4] if kind is ShardingType.TABLE_WISE else [8, 8])
+
+
+@pytest.mark.parametrize("kind", [ShardingType.ROW_WISE, ShardingType.TABLE_ROW_WISE])
+def test_no_rank_lacks_rows_of_a_scaled_table(kind: ShardingType) -> None:
+    plan = make_plan(mlperf_model(), kind, 2)
+    assert len(plan.tables) == 26
+    assert min(shard.num_rows for entry in plan.tables for shard in entry.shards) == 1
 
 
 def test_the_help_names_every_section(capsys: pytest.CaptureFixture[str]) -> None:
