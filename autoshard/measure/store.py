@@ -30,6 +30,9 @@ _METADATA_KEY = b"autoshard.measure"
 _FORMAT_VERSION = 1
 _PART_NAME = re.compile(r"part-([0-9]{6})\.parquet")
 _ZSTD_LEVEL = 12
+#: All different shard sets of a file stand once, in one page that is compressed as a whole: the
+#: text of a table that many sets hold, or of a set that was measured several times, costs little.
+_DICTIONARY_BYTES = 2**30
 
 
 def read_part(path: str | Path) -> tuple[pa.Table, dict[str, Any]]:
@@ -297,13 +300,19 @@ def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
 def write_rows(
     path: str | Path, kind: RowKind, rows: pa.Table, metadata: Mapping[str, Any]
 ) -> None:
-    """Write a part or merged file, atomically."""
+    """Write a part or merged file, atomically; any reader of Parquet reads it."""
     described = {**metadata, "version": _FORMAT_VERSION, "kind": kind.value}
     rows = rows.replace_schema_metadata({_METADATA_KEY: canonical_json(described).encode()})
     write_atomically(
         path,
         lambda temporary: pq.write_table(
-            rows, temporary, compression="zstd", compression_level=_ZSTD_LEVEL
+            rows,
+            temporary,
+            row_group_size=max(rows.num_rows, 1),
+            compression="zstd",
+            compression_level=_ZSTD_LEVEL,
+            use_dictionary=[f.name for f in rows.schema if not pa.types.is_floating(f.type)],
+            dictionary_pagesize_limit=_DICTIONARY_BYTES,
         ),
     )
 
