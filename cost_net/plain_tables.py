@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 from pandas.api.types import is_bool_dtype, is_integer_dtype, is_numeric_dtype
 
 from autoshard.errors import InputError, listed
@@ -66,7 +67,8 @@ def feature_table(frame: pd.DataFrame) -> pd.DataFrame:
     first = frame[frame["repeat"] == 0]
     again = frame[frame["repeat"] == 1].rename(columns=_AGAIN)[[*names, *_AGAIN.values()]]
     sets = first.merge(again, on=names, how="left", validate="one_to_one")
-    features, tables = [], []
+    features: list[NDArray[np.float64]] = []
+    tables: list[str] = []
     for record in sets.to_dict("records"):
         row = {str(key): value for key, value in record.items()}
         features.append(row_features(row))

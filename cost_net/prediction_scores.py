@@ -52,7 +52,7 @@ def score_predictions(frame: pd.DataFrame, predicted: pd.DataFrame, split: str) 
     predicted_NP = np.maximum(predicted_NP, _LEAST_MS)
     predicted_NQ, measured_NQ = with_total(predicted_NP), with_total(measured_NP)
     errors_NQ = np.abs(predicted_NQ - measured_NQ) / measured_NQ
-    set_N = part.groupby(_names(frame)).ngroup().to_numpy()
+    set_N = _numbered(part)
     return {
         "split": split,
         "num_sets": int(set_N.max()) + 1,
@@ -96,6 +96,11 @@ def median_interval(
     return float(low), float(high)
 
 
+def _numbered(frame: pd.DataFrame) -> NDArray[np.int64]:
+    """Which set each row is of, counted from 0 without gaps."""
+    return np.asarray(frame.groupby(["protocol", "index"]).ngroup(), dtype=np.int64)
+
+
 def _names(frame: pd.DataFrame) -> list[str]:
     """The columns that name a set: its number, and its run where there are several."""
     return ["index"] if frame["protocol"].nunique() == 1 else ["protocol", "index"]
@@ -119,8 +124,9 @@ def _aligned(frame: pd.DataFrame, part: pd.DataFrame, predicted: pd.DataFrame) -
     keys, values = keys[own], predicted.loc[own, list(TIME_COLUMNS)].to_numpy(dtype=np.float64)
     _refuse(keys[keys.duplicated()], "sets have more than one prediction")
     _refuse(wanted[~wanted.isin(keys)].unique(), "sets have no prediction")
-    _refuse(keys[~np.isfinite(values).all(axis=1)], "predictions are not finite numbers")
-    _refuse(keys[(values < 0).any(axis=1)], "predictions are negative")
+    unusable = ~np.isfinite(values).all(axis=1)
+    _refuse(keys[np.flatnonzero(unusable)], "predictions are not finite numbers")
+    _refuse(keys[np.flatnonzero((values < 0).any(axis=1))], "predictions are negative")
     return values[keys.get_indexer(wanted)]
 
 
@@ -142,7 +148,7 @@ def _times_only(frame: pd.DataFrame) -> KernelData:
         set_S=np.repeat(np.arange(len(frame)), counts),
         time_ms_NP=frame[list(TIME_COLUMNS)].to_numpy(dtype=np.float64),
         split_N=frame["split"].to_numpy(dtype=str),
-        index_N=frame.groupby(["protocol", "index"]).ngroup().to_numpy(dtype=np.int64),
+        index_N=_numbered(frame),
         optimizer=parse_optimizer(str(frame["optimizer"].iloc[0])),
         tables={},
     )

@@ -7,13 +7,21 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import hydra
 import pandas as pd
 import pytest
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import OmegaConf
 
 from autoshard.errors import InputError
+from autoshard.measure.config import MeasureConfig
 from autoshard.measure.loading import load_collective_rows, load_kernel_rows
-from experiments.common import check_overrides
+from autoshard.measure.machine_groups import merge_by_machine
+from experiments.common import CONF_DIR, check_overrides, to_dataclass
+from experiments.measure import run
+from experiments.metrics import LoggerConfig, MetricsLog
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = (
@@ -46,8 +54,22 @@ def call(module: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same measurement, undivided, in this process."""
+    out = tmp_path_factory.mktemp("whole")
+    GlobalHydra.instance().clear()
+    with hydra.initialize_config_dir(config_dir=str(CONF_DIR), version_base="1.3"):
+        values: Any = OmegaConf.to_container(hydra.compose("measure", list(SMALL)), resolve=True)
+    del values["out"], values["logger"]
+    config = to_dataclass(MeasureConfig, values)
+    with MetricsLog(out, LoggerConfig(), name="measure", values={}) as metrics:
+        run(config, out, metrics)
+    return out
+
+
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_a_sweep_over_parts_merges_to_the_whole(launcher: str, tmp_path: Path) -> None:
+def test_a_sweep_over_parts_merges_to_the_whole(launcher: str, whole: Path, tmp_path: Path) -> None:
     if not is_installed(launcher):
         pytest.skip(f"the launcher {launcher} is not installed: pip install -e '.[launchers]'")
     options = (
@@ -58,25 +80,28 @@ def test_a_sweep_over_parts_merges_to_the_whole(launcher: str, tmp_path: Path) -
     )
     done = call("measure", "--multirun", *options, *SMALL)
     assert done.returncode == 0, done.stderr
-    merged = call(
-        "merge_measurements",
-        f"sources=[{tmp_path}/sweep/*]",
-        f"out={tmp_path}/merged",
-        "require_complete=true",
-    )
-    assert merged.returncode == 0, merged.stderr
-    assert "all of 2" in merged.stdout
-    (folder,) = (path for path in (tmp_path / "merged").iterdir() if path.is_dir())
-    whole = call("measure", *SMALL, f"out={tmp_path}/whole")
-    assert whole.returncode == 0, whole.stderr
+    merged = merge_by_machine([f"{tmp_path}/sweep/*"], tmp_path / "merged", require_complete=True)
+    (group,) = merged.groups
     for load, name in ((load_kernel_rows, "kernels"), (load_collective_rows, "collectives")):
         found, expected = (
             load(place / f"{name}.parquet")
             .drop(columns="measured_at")
             .sort_values("key", ignore_index=True)
-            for place in (folder, tmp_path / "whole")
+            for place in (group.folder, whole)
         )
         pd.testing.assert_frame_equal(found, expected)
+
+
+def test_merging_from_the_command_line(whole: Path, tmp_path: Path) -> None:
+    done = call("merge_measurements", f"sources=[{whole}/kerne*,{whole}/coll*/]", f"out={tmp_path}")
+    assert done.returncode == 0, done.stderr
+    assert "all of 1" in done.stdout
+    (folder,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    assert folder.name in done.stdout
+    assert len(load_kernel_rows(folder / "kernels.parquet")) == 24
+    refused = call("merge_measurements", f"sources=[{tmp_path}/nothing]", f"out={tmp_path}")
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("error: ")
 
 
 def test_a_job_that_fails_is_told_after_the_others_have_ended(tmp_path: Path) -> None:
