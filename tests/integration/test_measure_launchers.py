@@ -38,7 +38,9 @@ def is_installed(launcher: str) -> bool:
     if launcher == "basic":
         return True
     try:
-        return bool(importlib.util.find_spec(f"hydra_plugins.hydra_{launcher[:6]}_launcher"))
+        return bool(
+            importlib.util.find_spec(f"hydra_plugins.hydra_{launcher.partition('_')[0]}_launcher")
+        )
     except ModuleNotFoundError:
         return False
 
