@@ -127,3 +127,15 @@ def test_launchers_that_are_not_installed_are_named(monkeypatch: pytest.MonkeyPa
     with pytest.raises(InputError, match=r"launcher is not installed.*allowed: .*basic"):
         check_overrides("measure", ["hydra/launcher=submitit_somewhere"])
     check_overrides("measure", ["hydra/launcher=basic", "part=range(0,4)", "num_parts=4"])
+
+
+@pytest.mark.parametrize(
+    ("name", "plugin"), [("measure_slurm", "submitit"), ("measure_ray", "ray")]
+)
+def test_launchers_for_clusters_compose(name: str, plugin: str) -> None:
+    if not is_installed(plugin):
+        pytest.skip(f"hydra-{plugin}-launcher is not installed")
+    GlobalHydra.instance().clear()
+    with hydra.initialize_config_dir(config_dir=str(CONF_DIR), version_base="1.3"):
+        values = hydra.compose("measure", [f"hydra/launcher={name}"], return_hydra_config=True)
+    assert plugin in values.hydra.launcher._target_

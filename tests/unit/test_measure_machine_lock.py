@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -16,7 +18,16 @@ from pathlib import Path
 import pytest
 
 from autoshard.errors import InputError
+from autoshard.measure.config import (
+    CollectiveConfig,
+    KernelConfig,
+    MeasureConfig,
+    SamplingConfig,
+    SimulatedDevice,
+)
 from autoshard.measure.machine_lock import MachineBusyError, lock_path, machine_to_itself
+from autoshard.measure.runner import measure_collectives, measure_kernels
+from autoshard.tables import Table
 
 HOLD = """
 import sys, time
@@ -94,3 +105,28 @@ def test_other_users_may_lock_too_and_a_link_is_not_followed(tmp_path: Path):
     with pytest.raises(InputError, match="TMPDIR"), machine_to_itself(Path("a"), 0.0):
         pytest.fail("a link was followed")
     assert (tmp_path / "precious").read_text() == "kept"
+
+
+def test_a_run_waits_before_it_starts_anything_and_simulated_ones_do_not(holder, tmp_path: Path):
+    table = Table(name="t", num_embeddings=100, embedding_dim=8, pooling_factor=2.0)
+    config = MeasureConfig(
+        num_sets=1,
+        num_repeated_sets=0,
+        workers=1,
+        machine_wait_limit_s=0.0,
+        sampling=SamplingConfig(split_shares=(1, 0, 0)),
+        collectives=CollectiveConfig(world_sizes=(2,), num_collectives=1),
+    )
+    for measure in (
+        lambda: measure_kernels(config, [table], tmp_path / "real"),
+        lambda: measure_collectives(config, tmp_path / "real"),
+    ):
+        with pytest.raises(MachineBusyError, match=f"process {holder.pid}"):
+            measure()
+    assert not multiprocessing.active_children()
+    simulated = dataclasses.replace(
+        config,
+        kernels=KernelConfig(device=SimulatedDevice.SIMULATED),
+        collectives=CollectiveConfig(device=SimulatedDevice.SIMULATED, num_collectives=1),
+    )
+    assert measure_kernels(simulated, [table], tmp_path / "simulated") == 2
