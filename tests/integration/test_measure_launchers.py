@@ -31,7 +31,7 @@ SMALL = (
     "collectives.num_collectives=2",
     "collectives.world_sizes=[2,4]",
 )
-LAUNCHERS = ["basic", "joblib", "submitit_local"]
+LAUNCHERS = ["basic", "submitit_local"]
 
 
 def is_installed(launcher: str) -> bool:
