@@ -9,6 +9,7 @@ code 2. Library code never sees a `DictConfig`.
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import secrets
@@ -24,17 +25,19 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import TypeAdapter, ValidationError
 
-from autoshard.errors import AutoshardError, InputError, quoted
+from autoshard.errors import AutoshardError, InputError, listed, quoted
 from autoshard.files import make_folder
 from autoshard.suggestions import did_you_mean
 from experiments.metrics import LoggerConfig, MetricsLog
 
 CONF_DIR = Path(__file__).resolve().parent.parent / "conf"
 C = TypeVar("C")
+T = TypeVar("T")
 
 # Two jobs that start in the same microsecond still get folders of their own.
 OmegaConf.register_new_resolver(
@@ -51,6 +54,7 @@ def run_experiment(name: str, schema: type[C], run: Callable[[C, Path, MetricsLo
         run: does the work, given the configuration, an existing output folder and the
             record that metrics go to.
     """
+    run, schema = _importable(run), _importable(schema)
     # Errors reach us as exceptions, not as Hydra's printed summaries.
     os.environ["HYDRA_FULL_ERROR"] = "1"
 
@@ -58,6 +62,8 @@ def run_experiment(name: str, schema: type[C], run: Callable[[C, Path, MetricsLo
         try:
             return _run_job(name, schema, run, values)
         except AutoshardError as error:
+            if HydraConfig.get().mode is RunMode.MULTIRUN:
+                raise  # to the process that started the jobs, once all of them have ended
             # SystemExit passes through Hydra, which would print a line of its own.
             print(f"error: {error}", file=sys.stderr)
             raise SystemExit(error.exit_code) from None
@@ -79,6 +85,18 @@ def run_experiment(name: str, schema: type[C], run: Callable[[C, Path, MetricsLo
         logging.shutdown()
     if code:
         sys.exit(code)
+
+
+def _importable(thing: T) -> T:
+    """What `python -m` defined in `__main__`, under the name that other processes import it by.
+
+    Launchers send jobs to other processes. Functions and classes of `__main__` would travel by
+    value, with all that they refer to, and some of that (a console, a lock) cannot travel.
+    """
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    if getattr(thing, "__module__", None) != "__main__" or spec is None:
+        return thing
+    return cast(T, getattr(importlib.import_module(spec.name), thing.__name__))  # type: ignore[attr-defined]
 
 
 def _run_job(
@@ -174,12 +192,22 @@ def check_overrides(name: str, arguments: list[str]) -> None:
     GlobalHydra.instance().clear()
     with hydra.initialize_config_dir(config_dir=str(CONF_DIR), version_base="1.3"):
         base = hydra.compose(config_name=name, return_hydra_config=True)
+        loader = GlobalHydra.instance().config_loader()
+        launchers = loader.get_group_options("hydra/launcher")
     values = dict(_dotted(OmegaConf.to_container(base, resolve=False)))
     keys = set(values)
     groups = {path.name for path in CONF_DIR.iterdir() if path.is_dir()}
     free = {key for key, value in values.items() if value == {}}  # open dictionaries
     for override in OverridesParser.create().parse_overrides(overrides):
         key = override.key_or_group
+        if key == "hydra/launcher" and override.value() not in launchers:
+            raise InputError(
+                "this launcher is not installed",
+                got=quoted(override.value()),
+                allowed=listed(launchers),
+                remedy="pip install 'autoshard[launchers]' for joblib and submitit, "
+                "hydra-ray-launcher for ray",
+            )
         if key in keys or key in groups or key.split("/")[0] == "hydra":
             continue
         if any(key.startswith(f"{parent}.") for parent in free | {"hydra.env", "hydra.launcher"}):

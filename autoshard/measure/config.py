@@ -280,6 +280,11 @@ class MeasureConfig:
     """The pool of tables: `name` of a registered workload, and its options."""
     num_sets: int = 3000
     """Shard sets to measure; a folder can be continued with more."""
+    part: int = 0
+    """Which part of the run to measure, in [0, num_parts): the shard sets and collectives whose
+    number leaves this remainder. No part of what a row means, so that parts merge."""
+    num_parts: int = 1
+    """Into how many parts the run is divided, each for a machine of its own, >= 1."""
     num_passes: int = 2
     """How often every set is measured, >= 1: all sets once, in a new random order and in fresh
     processes, before any is measured again. A measurement is the mean of its passes."""
@@ -297,6 +302,8 @@ class MeasureConfig:
     """Whose spec answers where a device is `simulated`; see `cost_models.device_specs`."""
     item_time_limit_s: float = 60.0
     """A shard set that takes longer is a failure."""
+    machine_wait_limit_s: float = 21600.0
+    """How long to wait for another process that measures on this machine; see `machine_lock`."""
     flush_rows: int = 100
     """Finished rows are written at the latest when there are so many …"""
     flush_s: float = 5.0
@@ -304,8 +311,15 @@ class MeasureConfig:
 
     def __post_init__(self) -> None:
         check_integers(self, seed=0, num_sets=0, num_passes=1, num_repeated_sets=0)
-        check_integers(self, workers=0, flush_rows=1)
-        check_numbers(self, item_time_limit_s=0.0, flush_s=0.0)
+        check_integers(self, workers=0, flush_rows=1, part=0, num_parts=1)
+        check_numbers(self, item_time_limit_s=0.0, flush_s=0.0, machine_wait_limit_s=0.0)
+        if self.part >= self.num_parts:
+            raise InputError(
+                "part is not below num_parts",
+                got=f"part {self.part} of {self.num_parts}",
+                allowed=f"0..{self.num_parts - 1}",
+                remedy="parts are counted from 0: part=range(0,4) num_parts=4",
+            )
         if self.num_repeated_sets > self.num_sets:
             raise InputError(
                 "num_repeated_sets is above num_sets",
@@ -329,6 +343,10 @@ class MeasureConfig:
                 got=f"{self.sampling.max_weight_bytes} > {self.kernels.arena_bytes}",
                 remedy="raise kernels.arena_bytes, or lower the other",
             )
+
+    def takes(self, index: int) -> bool:
+        """Whether this part measures the shard set or collective of that number."""
+        return index % self.num_parts == self.part
 
 
 def to_plain(value: Any) -> Any:

@@ -108,7 +108,7 @@ def _load(
                 got=metadata["kind"],
                 allowed=kind.value,
             )
-        _check_columns(path, rows, kind)
+        check_columns(path, rows, kind)
         environments.update(metadata.get("environments", {}))
         tables.append(rows.select(arrow_schema(kind).names).replace_schema_metadata(None))
     frame = pa.concat_tables(tables).to_pandas()
@@ -126,7 +126,12 @@ def _load(
     return frame.sort_values(order, kind="stable").reset_index(drop=True)
 
 
-def _check_columns(path: Path, rows: pa.Table, kind: RowKind) -> None:
+def check_columns(path: Path, rows: pa.Table, kind: RowKind) -> None:
+    """Refuse rows of a file that lack columns, or hold values that nothing can be made of.
+
+    Raises:
+        InputError: names the file and the column.
+    """
     schema = arrow_schema(kind)
     if missing := [name for name in schema.names if name not in rows.column_names]:
         raise InputError(

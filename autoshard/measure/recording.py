@@ -17,7 +17,7 @@ from autoshard.measure.config import MeasureConfig, MeasuredDevice, protocol_fin
 from autoshard.measure.environment import Environment, describe_environment
 from autoshard.measure.repetition import Repetitions
 from autoshard.measure.schema import RowKind
-from autoshard.measure.store import PartStore
+from autoshard.measure.store import PartStore, PlannedRows
 
 #: Called with rows done (earlier runs included), rows in all, and what was just measured.
 Progress = Callable[[int, int, str], None]
@@ -61,6 +61,7 @@ def recording(
     kind: RowKind,
     described: dict[str, Any],
     device: MeasuredDevice,
+    planned: PlannedRows,
     environment: Environment | None = None,
 ) -> Iterator[Recorder]:
     """Open a folder for the rows of one protocol, which `described` identifies.
@@ -71,6 +72,7 @@ def recording(
         kind: of the rows.
         described: what the rows' meaning depends on.
         device: where they come from.
+        planned: told to those who merge parts.
         environment: what they hold for; this machine by default.
     """
     protocol = protocol_fingerprint(described)
@@ -89,6 +91,7 @@ def recording(
         environment=environment,
         protocol=protocol,
         config=described,
+        planned=planned,
         flush_rows=config.flush_rows,
         flush_s=config.flush_s,
     ) as store:

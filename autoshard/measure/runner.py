@@ -31,6 +31,7 @@ from autoshard.measure.config import (
 )
 from autoshard.measure.environment import available_cores, pin_to_core
 from autoshard.measure.kernel_set import check_supported
+from autoshard.measure.machine_lock import machine_to_itself
 from autoshard.measure.recording import Progress, now, recording, timing_columns
 from autoshard.measure.references import reference_columns
 from autoshard.measure.sampling import ShardSet, ShardSetSampler, Split
@@ -44,6 +45,7 @@ from autoshard.measure.simulation import (
     simulated_model,
 )
 from autoshard.measure.slices_json import slices_to_text
+from autoshard.measure.store import PlannedRows
 from autoshard.measure.traffic_sampling import Traffic, draw_traffic
 from autoshard.measure.workers import run_tasks
 from autoshard.runtime.capabilities import Device
@@ -99,6 +101,7 @@ def measure_kernels(
     Raises:
         InputError: the pool, the budget or the number of workers is not usable, or the
             folder holds something else.
+        MachineBusyError: another process measured on this machine for too long.
         UnsupportedError: the device has no such optimizer or data type.
         WorkerError: a worker failed, died or took too long. Finished rows are kept.
     """
@@ -117,7 +120,11 @@ def measure_kernels(
         "workers": num_workers,
     }
     cores = available_cores()
-    stages = kernel_schedule(config, sampler)
+    schedule = kernel_schedule(config, sampler)
+    stages = [
+        [(order, place) for order, place in stage if config.takes(place.index)]
+        for stage in schedule
+    ]
     num_rows = sum(map(len, stages))
     with recording(
         config,
@@ -125,6 +132,7 @@ def measure_kernels(
         RowKind.KERNELS,
         described,
         kernels.device,
+        _planned(config, num_rows, sum(map(len, schedule))),
         None if model is None else simulated_environment(model.spec),
     ) as recorder:
 
@@ -176,7 +184,10 @@ def measure_kernels(
                 **timing,
             }
 
-        return recorder.record(answers(), row, num_rows, sum(map(len, missing)), progress)
+        with machine_to_itself(
+            Path(out_dir), config.machine_wait_limit_s, needed=model is None and any(missing)
+        ):
+            return recorder.record(answers(), row, num_rows, sum(map(len, missing)), progress)
 
 
 def measure_collectives(
@@ -187,7 +198,7 @@ def measure_collectives(
     """Measure the collectives that are still missing in `out_dir`/collectives.
 
     Args:
-        config: its `seed`, `collectives` and flush limits are read.
+        config: its `seed`, `collectives`, part and limits are read.
         out_dir: created if missing; continued if an earlier run was cut short.
         progress: told after each row.
 
@@ -196,6 +207,7 @@ def measure_collectives(
 
     Raises:
         InputError: more ranks than GPUs, or the folder holds something else.
+        MachineBusyError: another process measured on this machine for too long.
         WorkerError: a rank failed, died or took too long. Finished rows are kept.
     """
     collectives = config.collectives
@@ -210,13 +222,15 @@ def measure_collectives(
         described["timing"] = to_plain(collectives.timing)
         for world_size in collectives.world_sizes:
             check_world_size(world_size, real_device(collectives.device))
-    traffics = collective_schedule(config)
+    schedule = collective_schedule(config)
+    traffics = [traffic for traffic in schedule if config.takes(traffic.index)]
     with recording(
         config,
         Path(out_dir) / COLLECTIVES_FOLDER,
         RowKind.COLLECTIVES,
         described,
         collectives.device,
+        _planned(config, len(traffics), len(schedule)),
         None if model is None else simulated_environment(model.spec),
     ) as recorder:
 
@@ -226,7 +240,7 @@ def measure_collectives(
             name = "" if kind is Collective.ALL_TO_ALL else f"{kind.value}-"
             return f"{recorder.protocol}-{name}{traffic.world_size:03d}-{traffic.index:06d}"
 
-        order = {key(traffic): number for number, traffic in enumerate(traffics)}
+        order = {key(traffic): number for number, traffic in enumerate(schedule)}
         missing = [t for t in traffics if key(t) not in recorder.store.finished]
 
         def row(traffic: Traffic, timing: CollectiveTiming) -> dict[str, Any]:
@@ -261,7 +275,10 @@ def measure_collectives(
             if model is None
             else simulate_collectives(model, missing)
         )
-        return recorder.record(timings, row, len(traffics), len(missing), progress)
+        with machine_to_itself(
+            Path(out_dir), config.machine_wait_limit_s, needed=model is None and bool(missing)
+        ):
+            return recorder.record(timings, row, len(traffics), len(missing), progress)
 
 
 def resolve_workers(config: MeasureConfig) -> int:
@@ -319,6 +336,15 @@ def collective_schedule(config: MeasureConfig) -> list[Traffic]:
         for index in range(collectives.num_collectives)
         for kind in collectives.kinds
     ]
+
+
+def _planned(config: MeasureConfig, num_rows: int, num_rows_of_run: int) -> PlannedRows:
+    return PlannedRows(
+        part=config.part,
+        num_parts=config.num_parts,
+        num_rows=num_rows,
+        num_rows_of_run=num_rows_of_run,
+    )
 
 
 def _batch_seed(seed: int, place: KernelPlace) -> int:

@@ -2,16 +2,18 @@
 
 A folder holds parts of one run, of one kind. Parts appear whole or not at all; the rows
 of finished parts are never measured again; a file that is no part is an error rather
-than lost data. `merge_parts` makes one compact file of a folder, `loading` reads both.
+than lost data. `merging` makes compact files of folders, `loading` reads both.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import json
 import re
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
@@ -28,6 +30,9 @@ _METADATA_KEY = b"autoshard.measure"
 _FORMAT_VERSION = 1
 _PART_NAME = re.compile(r"part-([0-9]{6})\.parquet")
 _ZSTD_LEVEL = 12
+#: All different shard sets of a file stand once, in one page that is compressed as a whole: the
+#: text of a table that many sets hold, or of a set that was measured several times, costs little.
+_DICTIONARY_BYTES = 2**30
 
 
 def read_part(path: str | Path) -> tuple[pa.Table, dict[str, Any]]:
@@ -121,6 +126,18 @@ def measurement_files(paths: str | Path | Sequence[str | Path]) -> list[Path]:
     return files
 
 
+@dataclass(frozen=True, kw_only=True)
+class PlannedRows:
+    """What a run set out to measure, so that those who merge its parts see what is missing."""
+
+    part: int = 0
+    num_parts: int = 1
+    num_rows: int = 0
+    """Of this part, once all are measured; a continued run may raise it."""
+    num_rows_of_run: int = 0
+    """Of all parts together."""
+
+
 class PartStore:
     """The folder of one run, open for writing by one process at a time."""
 
@@ -132,6 +149,7 @@ class PartStore:
         environment: Environment,
         protocol: str,
         config: Mapping[str, Any],
+        planned: PlannedRows | None = None,
         flush_rows: int = 100,
         flush_s: float = 5.0,
     ) -> None:
@@ -143,6 +161,7 @@ class PartStore:
             environment: of this process; its fingerprints must be those of earlier rows.
             protocol: fingerprint of what decides a row's meaning; likewise.
             config: what `protocol` is the fingerprint of, for readers.
+            planned: told to readers, too.
             flush_rows: write a part once so many rows wait …
             flush_s: … or once the oldest waits so many seconds.
 
@@ -151,7 +170,7 @@ class PartStore:
                 earlier rows are of another kind, protocol, machine or version.
         """
         self.folder, self.kind, self.protocol = Path(folder), kind, protocol
-        self._environment, self._config = environment, dict(config)
+        self._environment, self._config, self._planned = environment, dict(config), planned
         self._flush_rows, self._flush_s = flush_rows, flush_s
         self._waiting: list[dict[str, Any]] = []
         self._oldest_s = 0.0
@@ -196,7 +215,7 @@ class PartStore:
         if not self._waiting:
             return
         rows = pa.Table.from_pylist(self._waiting, schema=arrow_schema(self.kind))
-        metadata = {
+        metadata: dict[str, Any] = {
             "environments": {
                 self._environment.hardware_fingerprint: self._environment.hardware,
                 self._environment.software_fingerprint: self._environment.software,
@@ -204,6 +223,15 @@ class PartStore:
             "commit": self._environment.commit,
             "protocols": {self.protocol: self._config},
         }
+        if self._planned is not None:
+            metadata["planned"] = [
+                {
+                    "protocol": self.protocol,
+                    "hardware_fingerprint": self._environment.hardware_fingerprint,
+                    "software_fingerprint": self._environment.software_fingerprint,
+                    **dataclasses.asdict(self._planned),
+                }
+            ]
         write_rows(self.folder / f"part-{self._next_part:06d}.parquet", self.kind, rows, metadata)
         self._next_part += 1
         self._waiting.clear()
@@ -272,58 +300,21 @@ def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
 def write_rows(
     path: str | Path, kind: RowKind, rows: pa.Table, metadata: Mapping[str, Any]
 ) -> None:
-    """Write a part or merged file, atomically."""
+    """Write a part or merged file, atomically; any reader of Parquet reads it."""
     described = {**metadata, "version": _FORMAT_VERSION, "kind": kind.value}
     rows = rows.replace_schema_metadata({_METADATA_KEY: canonical_json(described).encode()})
     write_atomically(
         path,
         lambda temporary: pq.write_table(
-            rows, temporary, compression="zstd", compression_level=_ZSTD_LEVEL
+            rows,
+            temporary,
+            row_group_size=max(rows.num_rows, 1),
+            compression="zstd",
+            compression_level=_ZSTD_LEVEL,
+            use_dictionary=[f.name for f in rows.schema if not pa.types.is_floating(f.type)],
+            dictionary_pagesize_limit=_DICTIONARY_BYTES,
         ),
     )
-
-
-def merge_parts(source: str | Path | Sequence[str | Path], destination: str | Path) -> int:
-    """Merge folders of parts, or files, into one compact file for shipping.
-
-    Args:
-        source: folder(s) or file(s) of one kind.
-        destination: a .parquet file outside of the folders.
-
-    Returns:
-        The number of rows.
-
-    Raises:
-        InputError: nothing to merge, mixed kinds, a torn file, or a row that occurs twice.
-    """
-    destination = Path(destination)
-    files = measurement_files(source)
-    if any(destination.parent.resolve() == f.parent.resolve() for f in files if "part-" in f.name):
-        raise InputError(
-            f"{destination} lies in a folder of parts", remedy="write the merged file elsewhere"
-        )
-    tables: list[pa.Table] = []
-    merged: dict[str, Any] = {"environments": {}, "protocols": {}}
-    kinds: set[str] = set()
-    for path in files:
-        rows, metadata = read_part(path)
-        kinds.add(metadata["kind"])
-        for name in merged:
-            merged[name].update(metadata.get(name, {}))
-        tables.append(rows.replace_schema_metadata(None))
-    if len(kinds) != 1:
-        raise InputError(
-            "measurements of several kinds cannot be merged", got=", ".join(sorted(kinds))
-        )
-    whole = pa.concat_tables(tables)
-    whole = whole.sort_by([(name, "ascending") for name in ("protocol", "index", "repeat", "pass")])
-    keys = whole["key"].to_pylist()
-    if len(set(keys)) != len(keys):
-        raise InputError(
-            "a row occurs twice in what is to be merged", remedy="name each part only once"
-        )
-    write_rows(destination, RowKind(kinds.pop()), whole, merged)
-    return len(keys)
 
 
 def _lock_folder(folder: Path) -> IO[str]:

@@ -29,8 +29,8 @@ from autoshard.measure.config import (
 )
 from autoshard.measure.kernels import KernelMeter
 from autoshard.measure.loading import load_collective_rows, load_kernel_rows, row_features
+from autoshard.measure.merging import merge_parts
 from autoshard.measure.runner import measure_collectives, measure_kernels
-from autoshard.measure.store import merge_parts
 from autoshard.objective import CostSource
 from autoshard.planning import make_plan
 from autoshard.problem import Optimizer

@@ -12,9 +12,10 @@ from autoshard.errors import InputError
 from autoshard.features import shard_features
 from autoshard.measure.environment import Environment, describe_environment
 from autoshard.measure.loading import load_collective_rows, load_kernel_rows, row_features
+from autoshard.measure.merging import merge_parts
 from autoshard.measure.schema import COLLECTIVE_COLUMNS, KERNEL_COLUMNS, RowKind
 from autoshard.measure.slices_json import slices_to_text
-from autoshard.measure.store import PartStore, merge_parts, part_paths
+from autoshard.measure.store import PartStore, part_paths
 from autoshard.problem import Optimizer, TrainingConfig
 from autoshard.shards import ShardingType, ShardSlice
 from autoshard.tables import BagLengths, DataType, PoolingType, Table
