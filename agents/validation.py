@@ -15,10 +15,10 @@ from agents.networks import PolicyNetwork
 from autoshard.errors import InfeasibleError, InputError
 from autoshard.observation import Observation
 from autoshard.placement import PlacementTask
+from autoshard.placement_costs import placement_objective_ms
 from autoshard.protocols import CostModel
 from autoshard.sharders.cost_greedy import place_by_cost
 from autoshard.sharders.learned import roll_out
-from autoshard.sharders.local_search import placement_objective_ms
 
 #: What a task that only the greedy solves counts for in the score of a policy.
 FAILURE_RATIO = 2.0

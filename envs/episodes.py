@@ -29,9 +29,9 @@ from autoshard.observation import (
     reference_ms,
 )
 from autoshard.placement import Candidates, PlacementState, PlacementTask
+from autoshard.placement_costs import placement_objective_ms
 from autoshard.protocols import CostModel
 from autoshard.sharders.cost_greedy import place_by_cost
-from autoshard.sharders.local_search import placement_objective_ms
 from autoshard.sharders.packing import pack_by_memory
 
 FloatArray = NDArray[np.float64]

@@ -13,13 +13,14 @@ from functools import partial
 from autoshard.costing import lower_bound_ms
 from autoshard.errors import InfeasibleError
 from autoshard.placement import PlacementTask, prepare_task
+from autoshard.placement_costs import placement_objective_ms
 from autoshard.policies import Policy, load_policy
 from autoshard.problem import ShardingProblem
 from autoshard.protocols import Assignment, CostModel, SearchBudget
 from autoshard.sharders.cost_greedy import place_by_cost
 from autoshard.sharders.heuristics import HEURISTIC_COSTS, place_by_heuristic, place_randomly
 from autoshard.sharders.learned import rollouts
-from autoshard.sharders.local_search import local_search, placement_objective_ms
+from autoshard.sharders.local_search import local_search
 from autoshard.sharders.meter import Meter
 from autoshard.sharders.packing import pack_by_memory
 from autoshard.sharders.registry import register_sharder

@@ -12,10 +12,10 @@ from autoshard.cost_models.analytic import AnalyticCostModel
 from autoshard.costing import predict_step
 from autoshard.errors import InfeasibleError
 from autoshard.placement import PlacementTask, prepare_task
+from autoshard.placement_costs import placement_objective_ms
 from autoshard.protocols import SearchBudget
 from autoshard.sharders.cost_greedy import place_by_cost
 from autoshard.sharders.heuristics import HEURISTIC_COSTS, place_by_heuristic
-from autoshard.sharders.local_search import placement_objective_ms
 from autoshard.sharders.registry import make_sharder
 from autoshard.shards import ShardSlice
 from tests.placement_cases import make_problem, random_tables

@@ -12,10 +12,16 @@ import pytest
 from autoshard.cost_models.analytic import AnalyticCostModel
 from autoshard.costing import predict_step
 from autoshard.placement import PlacementTask, prepare_task
+from autoshard.placement_costs import (
+    Changes,
+    PlacementCosts,
+    largest_except,
+    placement_objective_ms,
+)
 from autoshard.protocols import SearchBudget
 from autoshard.sharders import local_search as module
 from autoshard.sharders.heuristics import place_randomly
-from autoshard.sharders.local_search import largest_except, local_search, placement_objective_ms
+from autoshard.sharders.local_search import local_search
 from autoshard.sharders.meter import Meter
 from autoshard.shards import ShardingType, ShardSlice
 from tests.placement_cases import make_problem, random_tables
@@ -120,7 +126,7 @@ def test_tiny_instances_end_at_the_optimum_from_the_worst_start(
 def test_every_change_costs_what_it_costs_from_scratch(seed: int, world_size: int) -> None:
     task = split_task(seed, world_size, num_tables=7)
     start = place_randomly(task, seed)
-    placement = module._Placement(task, COST_MODEL, start)
+    placement = PlacementCosts(task, COST_MODEL, start)
     generator = np.random.default_rng(seed)
     for source in range(world_size):
         for changes in (
@@ -145,13 +151,13 @@ def test_every_step_is_legal_and_costed_from_scratch(
 ) -> None:
     task = make(1, num_tables=9, world_size=4)
     seen: list[tuple[tuple[int, ...], float]] = []
-    apply = module._Placement.apply
+    apply = PlacementCosts.apply
 
-    def watched(placement: module._Placement, changes: module._Changes, index: int) -> None:
+    def watched(placement: PlacementCosts, changes: Changes, index: int) -> None:
         apply(placement, changes, index)
         seen.append((tuple(placement.rank_S.tolist()), placement.objective_ms))
 
-    monkeypatch.setattr(module._Placement, "apply", watched)
+    monkeypatch.setattr(PlacementCosts, "apply", watched)
     start = place_randomly(task, 0)
     _, best_ms, _ = search(task, start, SearchBudget(num_evaluations=4000))
     assert len(seen) > 20

@@ -1,0 +1,1 @@
+"""How fast and how repeatable measuring is, beside what one would write without autoshard."""
