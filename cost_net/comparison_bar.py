@@ -46,7 +46,7 @@ def bar_report(
     bar: dict[str, Any] = {
         "median": {"value": median, "at_most": allowed, "passed": median <= allowed}
     }
-    taus = {}
+    taus: dict[str, Any] = {}
     for quantity in QUANTITIES:
         best = None if floor is None else floor[quantity]["tau"]
         own = None if repeats is None else repeats[ours][quantity]["tau"]

@@ -105,9 +105,7 @@ def shards_figure(report: Report) -> Figure:
 
 def _apart(sizes: Sequence[int]) -> list[int]:
     """The sizes whose labels do not run into the next one's; the last one has its label."""
-    return [s for s, following in itertools.pairwise(sizes) if following >= 1.8 * s] + [
-        sizes[-1]
-    ]
+    return [s for s, following in itertools.pairwise(sizes) if following >= 1.8 * s] + [sizes[-1]]
 
 
 def _small_multiples(

@@ -108,9 +108,9 @@ class TrainingFolder:
             ) from error
 
 
-def _save(arrays: Mapping[str, FloatArray], path: Path) -> None:
+def _save(arrays: Mapping[str, Any], path: Path) -> None:
     with path.open("wb") as stream:  # given a path, NumPy would append a suffix
-        np.savez_compressed(stream, **dict(arrays))
+        np.savez_compressed(stream, **arrays)
 
 
 def run_trainings(
