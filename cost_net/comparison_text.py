@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich.box import SIMPLE
 from rich.table import Table as RichTable
 
 from autoshard.measure.config import SimulatedDevice
@@ -220,28 +221,30 @@ def comparison_table(report: Report) -> RichTable:
     sets = report["num_sets"]
     simulated = "simulated " if _timed(report) == "simulated" else ""
     table = RichTable(
-        title=f"Cost models on {sets['test']:,} {simulated}shard sets of test tables, "
-        f"trained on {sets['train']:,}: relative error"
+        title=f"Median errors on {sets['test']:,} {simulated}shard sets of test tables, "
+        f"trained on {sets['train']:,}",
+        box=SIMPLE,  # narrow enough for a terminal of 80 columns
     )
     table.add_column("cost model", no_wrap=True)
     for quantity in QUANTITIES:
-        table.add_column(f"{quantity}\nmedian", justify="right")
-    for column in ("total\n95% interval", "total\np90", "total\ntau", "grown sets\ncheaper"):
-        table.add_column(column, justify="right")
+        table.add_column(quantity, justify="right", no_wrap=True)
+    for column in ("95%", "p90", "tau", "grown"):
+        table.add_column(column, justify="right", no_wrap=True)
     for name, scores in _with_floor(report).items():
         total = scores["total"]
         median = total["median"]
         growth = report["growth"].get(name)
         table.add_row(
             name,
-            *(f"{scores[quantity]['median']['value']:.2%}" for quantity in QUANTITIES),
-            f"{100 * median['low']:.2f}–{100 * median['high']:.2f}%",
-            f"{total['p90']['value']:.1%}",
+            *(f"{scores[quantity]['median']['value']:.1%}" for quantity in QUANTITIES),
+            f"{100 * median['low']:.1f}–{100 * median['high']:.1f}",
+            f"{total['p90']['value']:.0%}",
             "–" if total["tau"] is None else f"{total['tau']['value']:.3f}",
-            "–" if growth is None else f"{growth['all']['total']['share_cheaper']:.1%}",
+            "–" if growth is None else f"{growth['all']['total']['share_cheaper']:.0%}",
         )
     bar = report["bar"]
     table.caption = (
+        "95%, p90 and tau: of the total; grown: sets that grew and are called cheaper\n"
         f"the bar is {'cleared' if bar['passed'] else 'not cleared'}: median "
         f"{bar['median']['value']:.2%}, at most {bar['median']['at_most']:.2%}"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from functools import cache
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from rich.console import Console
 
 from autoshard.distributions import IdDistribution
 from autoshard.errors import InputError
@@ -27,7 +29,7 @@ from cost_net.comparison_data import (
     kinds_of,
 )
 from cost_net.comparison_figures import write_figures
-from cost_net.comparison_text import comparison_markdown
+from cost_net.comparison_text import comparison_markdown, comparison_table
 from cost_net.contenders import Contender, make_contenders, some_rows, with_enough_steps
 from cost_net.learning_curve import Training, curve_sizes, plan_trainings
 from cost_net.monotonicity import growth_report, range_report
@@ -237,3 +239,15 @@ def test_what_cannot_be_compared_is_refused():
     for changes in ({"num_seeds": 0}, {"sizes": (0,)}, {"min_group": 1}):
         with pytest.raises(InputError, match=f"{next(iter(changes))} is not usable"):
             ComparisonConfig(**changes)
+
+
+def test_the_table_fits_a_terminal():
+    contenders, results = exact_and_wrong()
+    report = compare(data(), contenders, results, ComparisonConfig(num_resamples=100))
+    console = Console(width=80, file=io.StringIO())
+    with console.capture() as capture:
+        console.print(comparison_table(report))
+    text = capture.get()
+    assert "…" not in text
+    for part in ("additive", "a second measurement", "30.0%", "0.1%"):
+        assert part in text
