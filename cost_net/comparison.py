@@ -46,7 +46,7 @@ class ComparisonConfig:
     """Trainings of each network, and random parts of the training sets."""
     sizes: tuple[int, ...] = (100, 300, 1000, 3000)
     """Training sets of the learning curve; all of them come last anyway."""
-    min_steps: int = 3000
+    min_steps: int = 2000
     """Optimizer steps that a network gets at least, however few sets it learns from."""
     min_group: int = 30
     """Test sets of equal shard count that are needed to count for Kendall's tau."""

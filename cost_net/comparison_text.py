@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.box import SIMPLE
 from rich.table import Table as RichTable
 
 from autoshard.measure.config import SimulatedDevice
@@ -223,7 +222,8 @@ def comparison_table(report: Report) -> RichTable:
     table = RichTable(
         title=f"Median errors on {sets['test']:,} {simulated}shard sets of test tables, "
         f"trained on {sets['train']:,}",
-        box=SIMPLE,  # narrow enough for a terminal of 80 columns
+        box=None,  # narrow enough for a terminal of 80 columns
+        padding=(0, 2, 0, 0),
     )
     table.add_column("cost model", no_wrap=True)
     for quantity in QUANTITIES:
