@@ -8,8 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from autoshard.errors import InputError
 from autoshard.measure.schema import RowKind
 from autoshard.measure.store import PartStore
+from cost_net.comparison import ComparisonConfig
+from cost_net.training import CostNetConfig
+from experiments.compare_cost_models import CompareCostModelsConfig
 from tests.cost_cases import MACHINE, kernel_rows
 
 ROOT = Path(__file__).parents[2]
@@ -61,9 +67,14 @@ def test_it_compares_and_goes_on_where_it_was(tmp_path: Path) -> None:
     assert set(times) == set(kept)
     assert [path for path in kept if times[path] != kept[path]] == [lost]
     assert json.loads((tmp_path / "run" / "comparison.json").read_text())["test"] == report["test"]
-    other = start(tmp_path, "measurements=[measured]", "out=run", *QUICK, "comparison.min_steps=9")
-    assert other.returncode == 2
-    assert "choose another output folder" in other.stderr
-    unknown = start(tmp_path, "measurements=[measured]", "comparison.ours=mine", *QUICK)
-    assert unknown.returncode == 2
-    assert "names no network" in unknown.stderr
+
+
+def test_our_network_must_take_part() -> None:
+    with pytest.raises(InputError, match="names no network"):
+        CompareCostModelsConfig(
+            measurements=("measured",),
+            networks={"autoshard": CostNetConfig()},
+            comparison=ComparisonConfig(),
+            workers=1,
+            training_time_limit_s=60.0,
+        )
