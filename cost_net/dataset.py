@@ -260,10 +260,8 @@ def load_measurements(folders: Sequence[str | Path]) -> MeasuredData:
     """
     if not folders:
         raise InputError("no measurements are given", remedy="measurements=[path/to/folder]")
-    kernel_frame = load_kernel_measurements([_existing(folder, "kernels") for folder in folders])
-    collective_frame = load_collective_rows(
-        [_existing(folder, "collectives") for folder in folders]
-    )
+    kernel_frame = load_kernel_measurements([existing(folder, "kernels") for folder in folders])
+    collective_frame = load_collective_rows([existing(folder, "collectives") for folder in folders])
     _check_one_device(kernel_frame, collective_frame)
     kernels = kernel_data(kernel_frame)
     kernels.check_disjoint()
@@ -321,7 +319,12 @@ def _check_one_device(kernel_frame: pd.DataFrame, collective_frame: pd.DataFrame
         )
 
 
-def _existing(folder: str | Path, name: str) -> Path:
+def existing(folder: str | Path, name: str) -> Path:
+    """The `kernels` or `collectives` of a measurement folder, merged or in parts.
+
+    Raises:
+        InputError: it has none.
+    """
     folder = Path(folder)
     for candidate in (folder / f"{name}.parquet", folder / name):
         if candidate.exists():

@@ -180,30 +180,61 @@ class AdditiveNet(nn.Module):
 
 
 class SumNet(nn.Module):
-    """MLP per shard, sum, MLP on the sum, as in AutoShard and NeuroShard."""
+    """MLP per shard, sum, MLP on the sum: the networks of AutoShard and NeuroShard.
 
-    def __init__(self, hidden: int = 128, width: int = 32, *, layers: int = 2) -> None:
+    Both papers and their published code (Zha et al., "AutoShard", KDD 2022, and "Pre-train and
+    Search", MLSys 2023) map a table's features through layers of 128 and 32 with ReLU, sum over
+    the tables, and map the sum through one hidden layer of 64 to a cost. AutoShard shares the
+    first part among its outputs; NeuroShard trains a network of its own for each cost. Given
+    here what ours has, and theirs do not: all features, sizes on a logarithmic scale, training
+    on relative errors, and an output that is never negative.
+    """
+
+    scale_P: Tensor
+
+    def __init__(
+        self, hidden: int = 128, width: int = 32, head: int = 64, *, trunks: int = 1
+    ) -> None:
         """Make an untrained network.
 
         Args:
-            hidden: width of the MLPs.
-            width: numbers per shard that are summed.
-            layers: hidden layers of each MLP.
+            hidden: width of the MLP per shard.
+            width: numbers per shard that are summed, for each trunk.
+            head: hidden width of each phase's MLP on the sum.
+            trunks: MLPs per shard: 1 for both phases, or 2, one for each.
         """
         super().__init__()
+        if trunks > NUM_PHASES:
+            raise InputError("option trunks is not usable", got=trunks, allowed="1 or 2")
         self.normalise = Normaliser(NUM_SHARD_FEATURES)
-        self.width = width
-        self.shard = mlp(NUM_SHARD_FEATURES, hidden, width, layers=layers)
-        self.head = mlp(width, hidden, NUM_PHASES, layers=layers)
+        self.width, self.trunks = width, trunks
+        self.shards = nn.ModuleList(
+            nn.Sequential(
+                nn.Linear(NUM_SHARD_FEATURES, hidden),
+                nn.ReLU(),
+                nn.Linear(hidden, width),
+                nn.ReLU(),
+            )
+            for _ in range(trunks)
+        )
+        self.heads = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, head), nn.ReLU(), nn.Linear(head, 1))
+            for _ in range(NUM_PHASES)
+        )
+        self.register_buffer("scale_P", torch.ones(NUM_PHASES))
 
     @property
     def encoding_width(self) -> int:
         """D."""
-        return self.width
+        return self.width * self.trunks
 
     def fit_statistics(self, features_SF: Tensor) -> None:
         """Take scales from the training shards."""
         self.normalise.fit(self._logs(features_SF))
+
+    def start_at(self, time_ms_P: Tensor) -> None:
+        """Count times in these units, so that training starts from their size."""
+        self.scale_P.copy_(time_ms_P)
 
     @staticmethod
     def _logs(features_SF: Tensor) -> Tensor:
@@ -217,13 +248,17 @@ class SumNet(nn.Module):
 
     def encode(self, features_SF: Tensor) -> Tensor:
         """Encode shards, [S, D]."""
-        return self.shard(self.normalise(self._logs(features_SF)))
+        inputs = self.normalise(self._logs(features_SF))
+        return torch.cat([trunk(inputs) for trunk in self.shards], dim=1)
 
     def compute(self, encoding_ND: Tensor, num_shards_N1: Tensor) -> Tensor:
         """Times of sets in ms, [N, P], > 0."""
-        # Zero times the count keeps the one signature that exported programs have.
-        logs = self.head(encoding_ND) + 0.0 * num_shards_N1
-        return torch.exp(logs.clamp(-12.0, 12.0))
+        sums = [encoding_ND[:, i * self.width : (i + 1) * self.width] for i in range(self.trunks)]
+        raw = [head(sums[min(p, self.trunks - 1)]) for p, head in enumerate(self.heads)]
+        # Zero times the count keeps the one signature that exported programs have. Softplus is
+        # linear in large sums, as costs are, and never negative.
+        raw_NP = torch.cat(raw, dim=1) + 0.0 * num_shards_N1
+        return (nn.functional.softplus(raw_NP) + 1e-6).clamp_max(1e12) * self.scale_P
 
     def bound_facts(self) -> dict[str, Any] | None:
         """None: nothing bounds this network."""
@@ -322,14 +357,14 @@ NETWORKS: dict[str, type[AdditiveNet] | type[SumNet]] = {
 
 
 def make_network(kind: str, options: Mapping[str, Any]) -> AdditiveNet | SumNet:
-    """Make the network called `kind`; `neuroshard` is the deeper of the two sum networks.
+    """Make the network called `kind`; `neuroshard` has a network for each phase.
 
     Raises:
         InputError: an option is unknown or not usable.
     """
     values = dict(options)
     if kind == "neuroshard":
-        values.setdefault("layers", 3)
+        values.setdefault("trunks", NUM_PHASES)
     network = NETWORKS[kind]
     allowed = list(inspect.signature(network).parameters)
     for name, value in values.items():

@@ -209,10 +209,8 @@ def _start_at_scale(network: AdditiveNet | SumNet, train: KernelData) -> None:
     """
     with torch.no_grad():
         if isinstance(network, SumNet):
-            last = network.head[-1]
-            assert isinstance(last, nn.Linear)
-            mean_P = np.log(train.time_ms_NP).mean(axis=0)
-            last.bias.copy_(torch.tensor(mean_P, dtype=torch.float32))
+            mean_P = np.exp(np.log(train.time_ms_NP).mean(axis=0))
+            network.start_at(torch.tensor(mean_P, dtype=torch.float32))
             return
         weights_KP = linear_weights(train)  # work, shards, constant
         own_K = weights_KP[:-2].sum(axis=1) * network.work_scale.double().numpy()

@@ -194,7 +194,10 @@ def test_sum_networks_stay_finite_and_have_no_bound():
         assert network.bound_facts() is None
         cost = network.compute(torch.full((2, network.encoding_width), 1e30), torch.ones(2, 1))
         assert torch.all(torch.isfinite(cost) & (cost > 0))
-    assert len(make_network("neuroshard", {}).head) > len(make_network("autoshard", {}).head)
+    assert make_network("autoshard", {}).encoding_width == 32
+    assert make_network("neuroshard", {}).encoding_width == 64  # a network for each phase
+    with pytest.raises(InputError, match="option trunks"):
+        make_network("neuroshard", {"trunks": 3})
 
 
 def test_ranks_beyond_the_processors_take_turns():
