@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
-from autoshard.cli import convert, diff, doctor, explain, export, plan, run, validate
+from autoshard.cli import calibrate, convert, diff, doctor, explain, export, plan, run, validate
 from autoshard.cli.console import printable
 from autoshard.errors import AutoshardError
 
@@ -63,6 +63,7 @@ for _command in (
     export.export_command,
     run.run_command,
     convert.convert_command,
+    calibrate.calibrate_command,
     doctor.doctor_command,
 ):
     app.command(_command.__name__.removesuffix("_command"))(_ending_quietly(_command))

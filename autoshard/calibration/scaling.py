@@ -1,0 +1,222 @@
+"""First stage: factors on the coefficients of a cost model, fitted robustly to a few sets.
+
+Another machine is, in the first place, faster or slower at each kind of work. What the network
+learned about shapes stays; only how much each kind costs is multiplied:
+
+* networks of work and groups (`raw_work_K`, `raw_shard_P`, `raw_overhead_P`): a factor for each
+  phase and group of work, one for each phase's overhead, and, where there is enough to tell them
+  apart, one for each coefficient, drawn towards its group's;
+* other networks: a factor on each phase's time, through the bias of the last layer, of whose
+  output they take the exponential.
+
+A set's own costs are linear in the coefficients, so the encoder runs once for each coefficient,
+and a fit then only evaluates the small program that turns sums into times.
+
+Shapes: N=sets, K=coefficients, G=groups, P=2 phases, Q=P·G, D=encoding width.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from autoshard.calibration.data import SetRows
+from autoshard.calibration.errors import huber, log_ratios
+from autoshard.calibration.tunable import (
+    NETWORK_PREFIX,
+    SetTensors,
+    State,
+    TunableModel,
+    inverse_softplus,
+    softplus,
+)
+from autoshard.errors import ArtifactError
+
+WORK, SHARD, OVERHEAD = (
+    NETWORK_PREFIX + name for name in ("raw_work_K", "raw_shard_P", "raw_overhead_P")
+)
+_GROUPS = "compute.group_KQ"
+_HEAD_BIAS = re.compile(re.escape(NETWORK_PREFIX) + r"head\.(\d+)\.bias")
+#: softplus turns it into nothing.
+_OFF = -60.0
+_STEPS = 300
+_LEARNING_RATE = 0.05
+#: Penalty on a squared log factor, beside a mean Huber loss: a factor that the sets say nothing
+#: about stays 1; others are hardly held.
+_FAINT = 1e-6
+#: A coefficient may differ from its group by at most e^±MAX_LOG_FACTOR.
+_MAX_LOG_FACTOR = 4.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scaling:
+    """Which factors are free."""
+
+    name: str
+    """For the report."""
+    coefficient_penalty: float | None = None
+    """Holds the factors of coefficients, squared and logarithmic, at their group's; None: there
+    are only groups' factors."""
+
+
+GROUPS = Scaling(name="factors of groups")
+SCALINGS = (
+    GROUPS,
+    Scaling(name="factors of coefficients, held firmly", coefficient_penalty=1e-3),
+    Scaling(name="factors of coefficients, held loosely", coefficient_penalty=1e-4),
+)
+
+
+def scalings_of(model: TunableModel) -> tuple[Scaling, ...]:
+    """What can be tried with this model.
+
+    Raises:
+        ArtifactError: its network has neither coefficients nor a last layer by a known name.
+    """
+    if WORK in model.compute_state:
+        return SCALINGS
+    _last_bias(model.compute_state)
+    return (GROUPS,)
+
+
+def fit_scaling(model: TunableModel, rows: SetRows, scaling: Scaling) -> dict[str, Tensor]:
+    """Fit factors.
+
+    Args:
+        model: whose base state is scaled.
+        rows: what to fit to.
+        scaling: which factors are free; one of `scalings_of(model)`.
+
+    Returns:
+        The scaled state.
+    """
+    if WORK in model.compute_state:
+        return _scale_coefficients(model, SetTensors(rows), scaling)
+    return _scale_output(model, SetTensors(rows))
+
+
+def _scale_coefficients(
+    model: TunableModel, tensors: SetTensors, scaling: Scaling
+) -> dict[str, Tensor]:
+    state = model.compute_state
+    group_CQ = _groups_of_coefficients(model)
+    own_CNQ, rest_ND = _contributions(model, tensors, group_CQ)
+    num_coefficients, num_groups = group_CQ.shape
+    group_Q = torch.zeros(num_groups, requires_grad=True)
+    own_C = torch.zeros(num_coefficients, requires_grad=True)
+    overhead_P = torch.zeros_like(state[OVERHEAD], requires_grad=True)
+    overhead_ms_P = softplus(state[OVERHEAD]).float()
+    free = [group_Q, overhead_P] + ([] if scaling.coefficient_penalty is None else [own_C])
+
+    def log_factors_C() -> Tensor:
+        return _limited(group_CQ @ group_Q + own_C)
+
+    def loss() -> Tensor:
+        scaled_NQ = torch.einsum("cnq,c->nq", own_CNQ, torch.exp(log_factors_C()))
+        encoding_ND = torch.cat([scaled_NQ, rest_ND], dim=1)
+        scaled_ms_P = overhead_ms_P * torch.exp(_limited(overhead_P))
+        now = {**state, OVERHEAD: _differentiable_inverse(scaled_ms_P)}
+        predicted_NP = model.compute(now, encoding_ND, tensors.num_shards_N1)
+        penalty = _FAINT * ((group_Q**2).sum() + (overhead_P**2).sum())
+        if scaling.coefficient_penalty is not None:
+            penalty = penalty + scaling.coefficient_penalty * (own_C**2).sum()
+        return huber(log_ratios(predicted_NP, tensors.time_ms_NP)).mean() + penalty
+
+    minimise(free, loss)
+    with torch.no_grad():
+        factors_C = torch.exp(log_factors_C()).double()
+        factors_P = torch.exp(_limited(overhead_P)).double()
+    work, shard = torch.split(factors_C, [len(state[WORK]), len(state[SHARD])])
+    return {
+        **state,
+        WORK: inverse_softplus(softplus(state[WORK]) * work),
+        SHARD: inverse_softplus(softplus(state[SHARD]) * shard),
+        OVERHEAD: inverse_softplus(softplus(state[OVERHEAD]) * factors_P),
+    }
+
+
+def _groups_of_coefficients(model: TunableModel) -> Tensor:
+    """Where each coefficient of work, then each phase's cost of a shard, counts: one 1 a row."""
+    work_KQ = model.weights[_GROUPS].float()
+    num_phases = len(model.compute_state[SHARD])
+    # A shard's cost is part of the first group of its phase.
+    shard_PQ = torch.zeros(num_phases, work_KQ.shape[1])
+    shard_PQ[
+        torch.arange(num_phases), torch.arange(num_phases) * (work_KQ.shape[1] // num_phases)
+    ] = 1.0
+    return torch.cat([work_KQ, shard_PQ])
+
+
+@torch.no_grad()
+def _contributions(
+    model: TunableModel, tensors: SetTensors, group_CQ: Tensor
+) -> tuple[Tensor, Tensor]:
+    """What each coefficient adds to the sets' own costs, [C, N, Q], and the encodings' rest."""
+    state = model.compute_state
+    num_coefficients, num_groups = group_CQ.shape
+    raw_C = torch.cat([state[WORK], state[SHARD]])
+    parts = []
+    for number in range(num_coefficients):
+        only_C = torch.full_like(raw_C, _OFF)
+        only_C[number] = raw_C[number]
+        work, shard = torch.split(only_C, [len(state[WORK]), len(state[SHARD])])
+        now = {**state, WORK: work, SHARD: shard}
+        encoding_SD = model.encode(now, tensors.features_SF)
+        parts.append(tensors.summed(encoding_SD[:, :num_groups]))
+    rest_ND = tensors.summed(model.encode(state, tensors.features_SF)[:, num_groups:])
+    return torch.stack(parts), rest_ND
+
+
+def _scale_output(model: TunableModel, tensors: SetTensors) -> dict[str, Tensor]:
+    name = _last_bias(model.compute_state)
+    bias_P = model.compute_state[name]
+    shift_P = torch.zeros_like(bias_P, requires_grad=True)
+    with torch.no_grad():
+        sums_ND = tensors.summed(model.encode(model.compute_state, tensors.features_SF))
+
+    def loss() -> Tensor:
+        now = {**model.compute_state, name: bias_P + _limited(shift_P)}
+        predicted_NP = model.compute(now, sums_ND, tensors.num_shards_N1)
+        penalty = _FAINT * (shift_P**2).sum()
+        return huber(log_ratios(predicted_NP, tensors.time_ms_NP)).mean() + penalty
+
+    minimise([shift_P], loss)
+    return {**model.compute_state, name: (bias_P + _limited(shift_P)).detach()}
+
+
+def _last_bias(state: State) -> str:
+    """The bias of the last layer, one number per phase."""
+    found = {int(match[1]): name for name in state if (match := _HEAD_BIAS.fullmatch(name))}
+    if not found:
+        raise ArtifactError(
+            "the network of this cost model cannot be calibrated",
+            got=f"parameters {', '.join(sorted(state)[:8])}",
+            allowed="networks with coefficients of work, or with a head of layers",
+            remedy="train a cost model with this version",
+        )
+    return found[max(found)]
+
+
+def _limited(log_factors: Tensor) -> Tensor:
+    return log_factors.clamp(-_MAX_LOG_FACTOR, _MAX_LOG_FACTOR)
+
+
+def _differentiable_inverse(values_P: Tensor) -> Tensor:
+    """`inverse_softplus` with a gradient; for values of 1e-12 ms and more."""
+    values_P = values_P.double().clamp_min(1e-12)
+    return (values_P + torch.log(-torch.expm1(-values_P))).float()
+
+
+def minimise(free: list[Tensor], loss: Callable[[], Tensor]) -> None:
+    """Adam with a falling learning rate, all rows at once: no chance is involved."""
+    optimizer = torch.optim.Adam(free, lr=_LEARNING_RATE)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, _STEPS)
+    for _ in range(_STEPS):
+        optimizer.zero_grad()
+        loss().backward()
+        optimizer.step()
+        schedule.step()
