@@ -15,6 +15,8 @@ from autoshard.errors import InputError
 
 #: Views start at multiples of this, as freshly allocated tensors do.
 ALIGNMENT_BYTES = 64
+#: Lost to alignment at most, whatever kernels there are.
+_SLACK_BYTES = 2**16
 INITIAL_WEIGHT_BOUND = 0.05
 INITIAL_STATE = 1.0
 
@@ -24,7 +26,7 @@ class _Region:
 
     def __init__(self, num_bytes: int, dtype: torch.dtype, *, is_state: bool) -> None:
         self._is_state = is_state
-        self._elements = torch.empty(num_bytes // dtype.itemsize, dtype=dtype)
+        self._elements = torch.empty((num_bytes + _SLACK_BYTES) // dtype.itemsize, dtype=dtype)
         self._align = ALIGNMENT_BYTES // dtype.itemsize
         self._filled = 0
         self.taken = 0
