@@ -31,10 +31,10 @@ from autoshard.calibration.tunable import (
 
 FloatArray = NDArray[np.float64]
 COEFFICIENTS = "raw"
-#: Which factor each coefficient takes: latency, latency per rank, busiest bytes, total bytes.
-_FACTOR_OF = torch.tensor([0, 0, 1, 1])
+#: Which factor each coefficient takes: latency, turns, messages; busiest and total bytes.
+_FACTOR_OF = torch.tensor([0, 0, 0, 1, 1])
 #: The facts of the lower bound that follow the coefficients, in their order.
-BOUND_FACTS = ("latency_ms", "rank_ms", "busiest_ms_per_byte", "total_ms_per_byte")
+BOUND_FACTS = ("latency_ms", "turn_ms", "message_ms", "busiest_ms_per_byte", "total_ms_per_byte")
 #: Fewer say too little about their own error.
 MIN_EXCHANGES = 10
 _OFF = -60.0
