@@ -18,6 +18,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from autoshard.calibration.adapting import CalibrationConfig
+from autoshard.calibration.artifact import calibrate
+from autoshard.calibration.data import calibration_data
+from autoshard.calibration.tunable import TunableModel
 from autoshard.cost_models.exported import load_cost_model
 from autoshard.distributions import IdDistribution
 from autoshard.features import SHARD_FEATURES, shard_features
@@ -205,6 +209,22 @@ def model_folder(kind: str = "additive") -> Path:
     network = train_compute(kernels(), config)
     folder = _folder() / kind
     export_cost_model(network, full.collective, measurements(), config, full.errors, folder)
+    return folder
+
+
+@cache
+def calibrated_folder() -> Path:
+    """The trained model, calibrated to a machine whose backward takes twice as long.
+
+    Fine-tuned as well, which alters every weight.
+    """
+    rows = pd.DataFrame(kernel_rows({"train": 40}, seed=5))
+    rows["bwd_ms"] *= 2.0
+    exchanges = pd.DataFrame(collective_rows(40, seed=3))
+    exchanges["transfer_ms"] *= 1.5
+    folder = _folder() / "calibrated"
+    config = CalibrationConfig(num_folds=2, max_steps=20)
+    calibrate(TunableModel(model_folder()), calibration_data(rows, exchanges), folder, config)
     return folder
 
 

@@ -22,7 +22,7 @@ from autoshard.calibration.data import SetRows
 from autoshard.calibration.errors import noise_floor, score, set_losses
 from autoshard.calibration.fine_tuning import CHECKPOINT_EVERY, TUNINGS, tune, tuned
 from autoshard.calibration.folds import fold_numbers, helps
-from autoshard.calibration.scaling import fit_scaling, scalings_of
+from autoshard.calibration.scaling import SCALINGS, check_scalable, fit_scaling
 from autoshard.calibration.tunable import TunableModel, predict_ms
 from autoshard.checks import check_integers
 
@@ -59,7 +59,11 @@ def adapt_kernels(model: TunableModel, rows: SetRows, config: CalibrationConfig)
         model: the base.
         rows: of the new machine.
         config: how.
+
+    Raises:
+        ArtifactError: the model's network has no coefficients to scale.
     """
+    check_scalable(model)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the order of sums, and so the result, depends on their number
     try:
@@ -80,17 +84,16 @@ def _adapt(model: TunableModel, rows: SetRows, config: CalibrationConfig) -> Ada
     starts: list[Mapping[str, Tensor]] = [state] * config.num_folds
     stages = [_stage("base", before_NP, rows, config, kept=True)]
 
-    scalings = scalings_of(model)
-    fitted = [[fit_scaling(model, train, s) for train, _, _ in parts] for s in scalings]
-    held_out = np.empty((len(scalings), *before_NP.shape))
+    fitted = [[fit_scaling(model, train, s) for train, _, _ in parts] for s in SCALINGS]
+    held_out = np.empty((len(SCALINGS), *before_NP.shape))
     for number, states in enumerate(fitted):
         for own, (_, test, chosen) in zip(states, parts, strict=True):
             held_out[number, chosen] = predict_ms(model, own, test)
     scaled_NP, best = _choose(held_out, rows, fold_N)
     better = helps(_losses(best_NP, rows), _losses(scaled_NP, rows))
-    stages.append(_stage(scalings[best].name, scaled_NP, rows, config, kept=better))
+    stages.append(_stage(SCALINGS[best].name, scaled_NP, rows, config, kept=better))
     if better:
-        state, best_NP, kept = fit_scaling(model, rows, scalings[best]), scaled_NP, "scaled"
+        state, best_NP, kept = fit_scaling(model, rows, SCALINGS[best]), scaled_NP, "scaled"
         starts = [*fitted[best]]
 
     if config.max_steps >= CHECKPOINT_EVERY:

@@ -1,13 +1,10 @@
 """First stage: factors on the coefficients of a cost model, fitted robustly to a few sets.
 
 Another machine is, in the first place, faster or slower at each kind of work. What the network
-learned about shapes stays; only how much each kind costs is multiplied:
-
-* networks of work and groups (`raw_work_K`, `raw_shard_P`, `raw_overhead_P`): a factor for each
-  phase and group of work, one for each phase's overhead, and, where there is enough to tell them
-  apart, one for each coefficient, drawn towards its group's;
-* other networks: a factor on each phase's time, through the bias of the last layer, of whose
-  output they take the exponential.
+learned about shapes stays; only how much each kind costs is multiplied: a factor for each phase
+and group of work, one for each phase's overhead, and, where there is enough to tell them apart,
+one for each coefficient, drawn towards its group's. That takes a network with coefficients of
+work (`raw_work_K`, `raw_shard_P`, `raw_overhead_P`), as `cost_net.networks.AdditiveNet` has them.
 
 A set's own costs are linear in the coefficients, so the encoder runs once for each coefficient,
 and a fit then only evaluates the small program that turns sums into times.
@@ -17,7 +14,6 @@ Shapes: N=sets, K=coefficients, G=groups, P=2 phases, Q=P·G, D=encoding width.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -29,7 +25,6 @@ from autoshard.calibration.errors import huber, log_ratios
 from autoshard.calibration.tunable import (
     NETWORK_PREFIX,
     SetTensors,
-    State,
     TunableModel,
     inverse_softplus,
     softplus,
@@ -40,7 +35,6 @@ WORK, SHARD, OVERHEAD = (
     NETWORK_PREFIX + name for name in ("raw_work_K", "raw_shard_P", "raw_overhead_P")
 )
 _GROUPS = "compute.group_KQ"
-_HEAD_BIAS = re.compile(re.escape(NETWORK_PREFIX) + r"head\.(\d+)\.bias")
 #: softplus turns it into nothing.
 _OFF = -60.0
 _STEPS = 300
@@ -63,24 +57,26 @@ class Scaling:
     are only groups' factors."""
 
 
-GROUPS = Scaling(name="factors of groups")
 SCALINGS = (
-    GROUPS,
+    Scaling(name="factors of groups"),
     Scaling(name="factors of coefficients, held firmly", coefficient_penalty=1e-3),
     Scaling(name="factors of coefficients, held loosely", coefficient_penalty=1e-4),
 )
 
 
-def scalings_of(model: TunableModel) -> tuple[Scaling, ...]:
-    """What can be tried with this model.
+def check_scalable(model: TunableModel) -> None:
+    """Refuse a model whose network has no coefficients of work.
 
     Raises:
-        ArtifactError: its network has neither coefficients nor a last layer by a known name.
+        ArtifactError: it has none.
     """
-    if WORK in model.compute_state:
-        return SCALINGS
-    _last_bias(model.compute_state)
-    return (GROUPS,)
+    if not {WORK, SHARD, OVERHEAD} <= model.compute_state.keys():
+        raise ArtifactError(
+            "the network of this cost model cannot be calibrated",
+            got=f"parameters {', '.join(sorted(model.compute_state)[:8])}",
+            allowed="networks with coefficients of work: cost_net=additive",
+            remedy="calibrate from the model 'default', or train one with cost_net=additive",
+        )
 
 
 def fit_scaling(model: TunableModel, rows: SetRows, scaling: Scaling) -> dict[str, Tensor]:
@@ -89,19 +85,12 @@ def fit_scaling(model: TunableModel, rows: SetRows, scaling: Scaling) -> dict[st
     Args:
         model: whose base state is scaled.
         rows: what to fit to.
-        scaling: which factors are free; one of `scalings_of(model)`.
+        scaling: which factors are free.
 
     Returns:
         The scaled state.
     """
-    if WORK in model.compute_state:
-        return _scale_coefficients(model, SetTensors(rows), scaling)
-    return _scale_output(model, SetTensors(rows))
-
-
-def _scale_coefficients(
-    model: TunableModel, tensors: SetTensors, scaling: Scaling
-) -> dict[str, Tensor]:
+    tensors = SetTensors(rows)
     state = model.compute_state
     group_CQ = _groups_of_coefficients(model)
     own_CNQ, rest_ND = _contributions(model, tensors, group_CQ)
@@ -169,36 +158,6 @@ def _contributions(
         parts.append(tensors.summed(encoding_SD[:, :num_groups]))
     rest_ND = tensors.summed(model.encode(state, tensors.features_SF)[:, num_groups:])
     return torch.stack(parts), rest_ND
-
-
-def _scale_output(model: TunableModel, tensors: SetTensors) -> dict[str, Tensor]:
-    name = _last_bias(model.compute_state)
-    bias_P = model.compute_state[name]
-    shift_P = torch.zeros_like(bias_P, requires_grad=True)
-    with torch.no_grad():
-        sums_ND = tensors.summed(model.encode(model.compute_state, tensors.features_SF))
-
-    def loss() -> Tensor:
-        now = {**model.compute_state, name: bias_P + _limited(shift_P)}
-        predicted_NP = model.compute(now, sums_ND, tensors.num_shards_N1)
-        penalty = _FAINT * (shift_P**2).sum()
-        return huber(log_ratios(predicted_NP, tensors.time_ms_NP)).mean() + penalty
-
-    minimise([shift_P], loss)
-    return {**model.compute_state, name: (bias_P + _limited(shift_P)).detach()}
-
-
-def _last_bias(state: State) -> str:
-    """The bias of the last layer, one number per phase."""
-    found = {int(match[1]): name for name in state if (match := _HEAD_BIAS.fullmatch(name))}
-    if not found:
-        raise ArtifactError(
-            "the network of this cost model cannot be calibrated",
-            got=f"parameters {', '.join(sorted(state)[:8])}",
-            allowed="networks with coefficients of work, or with a head of layers",
-            remedy="train a cost model with this version",
-        )
-    return found[max(found)]
 
 
 def _limited(log_factors: Tensor) -> Tensor:

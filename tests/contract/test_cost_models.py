@@ -20,10 +20,11 @@ from autoshard.problem import ShardingProblem, TrainingConfig
 from autoshard.protocols import CostModel
 from autoshard.tables import Table
 from autoshard.topology import GIB, Topology
-from tests.cost_cases import exported, features_of, pool
+from tests.cost_cases import calibrated_folder, exported, features_of, pool
 
 MODELS: dict[str, Callable[[], CostModel]] = {
     **{kind: lambda kind=kind: exported(kind) for kind in ("additive", "autoshard", "neuroshard")},
+    "calibrated": lambda: load_cost_model(str(calibrated_folder())),
     **{
         name: lambda name=name: load_cost_model(name)
         for name in (

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
 import pandas as pd
 import pytest
+
+from autoshard.calibration import measuring
 
 from autoshard.calibration.adapting import CalibrationConfig
 from autoshard.calibration.artifact import calibrate
 from autoshard.calibration.data import CalibrationData, calibration_data
+from autoshard.calibration.measuring import QuickMeasuring, measure_for_calibration
 from autoshard.calibration.tunable import TunableModel
+from autoshard.cli.main import run_command_line
 from autoshard.cost_models.exported import load_cost_model
 from autoshard.errors import ArtifactError, InputError
+from autoshard.measure.config import TimingConfig
+from autoshard.measure.loading import load_kernel_measurements
+from autoshard.measure.schema import RowKind
+from autoshard.measure.store import PartStore
 from autoshard.objective import CostSource
-from tests.cost_cases import collective_rows, kernel_rows, model_folder
+from tests.cost_cases import MACHINE, collective_rows, kernel_rows, model_folder, pool
 
 CONFIG = CalibrationConfig(max_steps=0)
 
@@ -52,7 +64,7 @@ def test_what_is_predicted_already_stays(tmp_path) -> None:
     assert report["kernels"]["after"]["total"]["median"] < 0.03
 
 
-def test_what_cannot_be_used_is_refused() -> None:
+def test_what_cannot_be_used_is_refused(tmp_path) -> None:
     with pytest.raises(InputError, match="too few shard sets"):
         machine(1.0, 1.0, num=19)
     rows = pd.DataFrame(kernel_rows({"train": 25}))
@@ -63,3 +75,85 @@ def test_what_cannot_be_used_is_refused() -> None:
         TunableModel("analytic")
     with pytest.raises(InputError, match="not of one kind"):
         TunableModel(model_folder()).check_source(CostSource.SIMULATED)
+    with pytest.raises(ArtifactError, match="cannot be calibrated"):
+        calibrate(TunableModel(model_folder("autoshard")), machine(1.0, 1.0), tmp_path / "a", CONFIG)
+
+
+def measured(folder: Path, kind: RowKind, rows: list[dict[str, Any]]) -> None:
+    with PartStore(
+        folder / kind.value,
+        kind,
+        environment=MACHINE,
+        protocol="p",
+        config={},
+        flush_rows=1000,
+        flush_s=1e9,
+    ) as store:
+        for row in rows:
+            store.add(row)
+
+
+def test_the_command_calibrates_what_was_measured(tmp_path, capsys) -> None:
+    rows = [row | {"bwd_ms": 3.0 * row["bwd_ms"]} for row in kernel_rows({"train": 30}, seed=5)]
+    measured(tmp_path / "measured", RowKind.KERNELS, rows)
+    out = str(tmp_path / "model")
+    given = ["calibrate", "--from", str(model_folder()), "--measurements"]
+    code = run_command_line([*given, str(tmp_path / "measured"), "--out", out, "--json"])
+    assert code == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["kernels"]["num_sets"] == 30
+    assert report["kernels"]["after"]["bwd"]["median"] < report["kernels"]["before"]["bwd"]["median"]
+    assert report["collectives"] is None
+    assert load_cost_model(out).fingerprint == report["fingerprint"]
+    card = (tmp_path / "model" / "card.md").read_text()
+    assert "All-to-alls are the base model's." in card
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--out", "{there}"], "exists"),
+        (["--out", "{tmp}/a/b"], "does not exist"),
+        (["--out", "{tmp}/a", "--num-sets", "19"], "a whole number >= 20"),
+        (["--out", "{tmp}/a", "--batch-size", "64"], "a batch size and a world size go together"),
+        (["--out", "{tmp}/a", "--optimizer", "adamm"], "adamm"),
+        (["--out", "{tmp}/a", "--device", "tpu"], "tpu"),
+        (["--out", "{tmp}/a", "--from", "nothing"], "nothing"),
+        (["--out", "{tmp}/a", "--tables", "{tmp}/no.csv"], "no.csv"),
+        (["--out", "{tmp}/a", "--measurements", "{tmp}"], "holds no kernel measurements"),
+        (
+            ["--out", "{tmp}/a", "--measurements", "{tmp}", "--optimizer", "sgd"],
+            "--measurements measures nothing, and --optimizer says what to measure",
+        ),
+    ],
+)
+def test_unusable_requests_end_with_one_line(arguments, message, tmp_path, capsys) -> None:
+    there = tmp_path / "there"
+    there.mkdir()
+    (there / "file").touch()
+    filled = [text.format(tmp=tmp_path, there=there) for text in arguments]
+    if "--from" not in filled:
+        filled += ["--from", str(model_folder())]
+    assert run_command_line(["calibrate", *filled]) == 2
+    assert message in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["there"]
+
+
+def test_it_measures_this_machine_and_goes_on_where_it_was(tmp_path, monkeypatch) -> None:
+    pytest.importorskip("fbgemm_gpu", reason="kernels need fbgemm-gpu-cpu or fbgemm-gpu")
+    quick = TimingConfig(
+        warmup_iterations=1, min_iterations=3, max_iterations=3, time_budget_s=0.0
+    )
+    monkeypatch.setattr(measuring, "_KERNEL_TIMING", quick)
+    wanted = QuickMeasuring(num_sets=20, num_collectives=0, batch_size=32, world_size=2)
+    seen: list[tuple[int, int]] = []
+    for _ in range(2):
+        measure_for_calibration(
+            pool("train"), wanted, tmp_path, lambda done, total, what: seen.append((done, total))
+        )
+    # Every set twice; the second call has nothing left to measure.
+    assert seen == [(done, 40) for done in range(1, 41)]
+    rows = load_kernel_measurements(tmp_path / "kernels")
+    assert rows.groupby("index").size().tolist() == [2] * 20
+    assert set(rows["split"]) == {"train"}
+    assert set(zip(rows["num_samples"], rows["world_size"], strict=True)) == {(64, 2)}

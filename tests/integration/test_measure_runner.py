@@ -22,7 +22,8 @@ from tests.process_cases import Children
 
 pytest.importorskip("fbgemm_gpu", reason="kernels need fbgemm-gpu-cpu or fbgemm-gpu")
 
-NUM_SETS, NUM_REPEATED = 40, 4
+NUM_SETS, NUM_REPEATED, NUM_PASSES = 20, 2, 2
+NUM_ROWS = (NUM_SETS + NUM_REPEATED) * NUM_PASSES
 TABLES = [
     Table(name=f"t{index}", num_embeddings=200 + index, embedding_dim=8, pooling_factor=2.0)
     for index in range(12)
@@ -30,6 +31,7 @@ TABLES = [
 CONFIG = MeasureConfig(
     num_sets=NUM_SETS,
     num_repeated_sets=NUM_REPEATED,
+    num_passes=NUM_PASSES,
     workers=1,
     flush_rows=3,
     kernels=KernelConfig(
@@ -84,17 +86,15 @@ def test_a_killed_run_is_continued_without_loss_or_repetition(tmp_path):
     wait_until(lambda: not any(is_running(pid) for pid in workers), 20.0)
     before = stored_keys(folder)
     content = {path: path.read_bytes() for path in part_paths(folder)}
-    assert 6 <= len(before) < NUM_SETS + NUM_REPEATED
+    assert 6 <= len(before) < NUM_ROWS
 
     seen = []
     measured = measure_kernels(CONFIG, TABLES, tmp_path, lambda *report: seen.append(report))
 
-    assert measured == NUM_SETS + NUM_REPEATED - len(before)
-    assert [done for done, _, _ in seen] == list(
-        range(len(before) + 1, NUM_SETS + NUM_REPEATED + 1)
-    )
+    assert measured == NUM_ROWS - len(before)
+    assert [done for done, _, _ in seen] == list(range(len(before) + 1, NUM_ROWS + 1))
     after = stored_keys(folder)
-    assert len(after) == len(set(after)) == NUM_SETS + NUM_REPEATED
+    assert len(after) == len(set(after)) == NUM_ROWS
     assert set(before) <= set(after)
     assert all(path.read_bytes() == old for path, old in content.items())
 
@@ -115,7 +115,8 @@ def test_a_killed_run_is_continued_without_loss_or_repetition(tmp_path):
 
     # Nothing is left to do; more sets extend the run.
     assert measure_kernels(CONFIG, TABLES, tmp_path) == 0
-    assert measure_kernels(replace(CONFIG, num_sets=NUM_SETS + 2), TABLES, tmp_path) == 2
+    more = replace(CONFIG, num_sets=NUM_SETS + 2)
+    assert measure_kernels(more, TABLES, tmp_path) == 2 * NUM_PASSES
 
 
 def is_running(pid):

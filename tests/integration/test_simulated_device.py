@@ -49,6 +49,7 @@ TABLES = [*pool("train", 25), *pool("test", 15)]
 CONFIG = MeasureConfig(
     num_sets=120,
     num_repeated_sets=6,
+    num_passes=1,
     workers=10_000,  # of real processes there are none
     kernels=KernelConfig(device=SIMULATED),
     sampling=SamplingConfig(max_shards=8, num_samples=(1024, 4096), max_iteration_ms=1000.0),
