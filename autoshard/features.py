@@ -57,6 +57,7 @@ LOG_FEATURES = (
     "log_bwd_unique_rows",
     "log_bwd_lookups_per_bag",
     "log_bwd_lookups_per_unique_row",
+    "log_num_features",
 )
 FLAG_FEATURES = ("is_weighted", "is_half_precision", "is_reduced_by_row")
 #: Share of lookups that go to rows occurring (0,1], (1,2], (2,4], … >32768 times in the
@@ -100,7 +101,7 @@ def shard_features(
         work = (*_work(*fwd, cols), *_work(*bwd, cols))
         reduced = (load.reduced_lookups, load.reduced_lookups * cols)
         held = (slice_.num_rows, slice_.num_cols, load.weights_bytes)
-        sizes = (*held, *fwd, *_ratios(*fwd), *bwd, *_ratios(*bwd))
+        sizes = (*held, *fwd, *_ratios(*fwd), *bwd, *_ratios(*bwd), table.num_features)
         logs = np.log1p(np.array(sizes, dtype=np.float64))  # bytes may go beyond int64
         flags = (
             table.weighted,

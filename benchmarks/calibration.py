@@ -115,7 +115,7 @@ def compare(
         By contender and seed, [seeds, N, P]; and how each calibration went.
     """
     test = other.test()
-    network = CostNetConfig(num_epochs=200)
+    network = CostNetConfig()
     predicted: dict[str, list[FloatArray]] = {
         BASE: [predict_ms(model, model.compute_state, as_rows(test))]
     }
