@@ -10,7 +10,6 @@ import pandas as pd
 import pytest
 
 from autoshard.calibration import measuring
-
 from autoshard.calibration.adapting import CalibrationConfig
 from autoshard.calibration.artifact import calibrate
 from autoshard.calibration.data import CalibrationData, calibration_data
@@ -76,7 +75,9 @@ def test_what_cannot_be_used_is_refused(tmp_path) -> None:
     with pytest.raises(InputError, match="not of one kind"):
         TunableModel(model_folder()).check_source(CostSource.SIMULATED)
     with pytest.raises(ArtifactError, match="cannot be calibrated"):
-        calibrate(TunableModel(model_folder("autoshard")), machine(1.0, 1.0), tmp_path / "a", CONFIG)
+        calibrate(
+            TunableModel(model_folder("autoshard")), machine(1.0, 1.0), tmp_path / "a", CONFIG
+        )
 
 
 def measured(folder: Path, kind: RowKind, rows: list[dict[str, Any]]) -> None:
@@ -102,7 +103,9 @@ def test_the_command_calibrates_what_was_measured(tmp_path, capsys) -> None:
     assert code == 0
     report = json.loads(capsys.readouterr().out)
     assert report["kernels"]["num_sets"] == 30
-    assert report["kernels"]["after"]["bwd"]["median"] < report["kernels"]["before"]["bwd"]["median"]
+    assert (
+        report["kernels"]["after"]["bwd"]["median"] < report["kernels"]["before"]["bwd"]["median"]
+    )
     assert report["collectives"] is None
     assert load_cost_model(out).fingerprint == report["fingerprint"]
     card = (tmp_path / "model" / "card.md").read_text()
@@ -141,9 +144,7 @@ def test_unusable_requests_end_with_one_line(arguments, message, tmp_path, capsy
 
 def test_it_measures_this_machine_and_goes_on_where_it_was(tmp_path, monkeypatch) -> None:
     pytest.importorskip("fbgemm_gpu", reason="kernels need fbgemm-gpu-cpu or fbgemm-gpu")
-    quick = TimingConfig(
-        warmup_iterations=1, min_iterations=3, max_iterations=3, time_budget_s=0.0
-    )
+    quick = TimingConfig(warmup_iterations=1, min_iterations=3, max_iterations=3, time_budget_s=0.0)
     monkeypatch.setattr(measuring, "_KERNEL_TIMING", quick)
     wanted = QuickMeasuring(num_sets=20, num_collectives=0, batch_size=32, world_size=2)
     seen: list[tuple[int, int]] = []

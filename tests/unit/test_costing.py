@@ -22,8 +22,10 @@ from autoshard.topology import Topology
 Held = list[list[ShardSlice]]
 
 MODEL = AnalyticCostModel(
-    coefficients_ms_KP=((3e-4, 1e-4), (2e-5, 5e-5), (7e-4, 1e-3), (4e-5, 9e-5), (1e-3, 2e-3),
-                        (6e-5, 3e-5)),
+    coefficients_ms_KP=(
+        *((c, 0.0) for c in (3e-4, 2e-5, 7e-4, 4e-5, 1e-3, 6e-5)),
+        *((0.0, c) for c in (1e-4, 5e-5, 1e-3, 9e-5, 2e-3, 3e-5, 4e-4, 7e-5)),
+    ),
     shard_ms_P=(0.01, 0.03), overhead_ms_P=(0.2, 0.5), latency_ms=0.07, bytes_per_ms=4e3,
 )  # fmt: skip
 BATCH_SIZE = 5
@@ -91,26 +93,53 @@ def placements(slices: Sequence[ShardSlice], world_size: int) -> Iterator[Held]:
             yield held
 
 
+def rows_are_exchanged(table: Table, bags: int) -> bool:
+    """Whether a replica's own rows and sums take fewer bytes than its bags and their ids."""
+    lookups = bags * table.pooling_factor
+    unique = table.num_embeddings * (1 - math.exp(-lookups / table.num_embeddings))
+    by_row = unique * (8 + 4 * table.embedding_dim)
+    return by_row <= bags * (8 + 4 * table.embedding_dim) + lookups * (12 if table.weighted else 8)
+
+
+def work_by_hand(slice_: ShardSlice, world_size: int) -> tuple[list[float], list[float]]:
+    """Bags, lookups and distinct rows, each with their elements, of both phases."""
+    table, cols = slice_.table, math.ceil(slice_.num_cols / 4) * 4
+
+    def distinct(lookups: float) -> float:
+        return slice_.num_rows * (1 - math.exp(-lookups / table.num_embeddings))
+
+    def with_elements(*counts: float) -> list[float]:
+        return [amount for count in counts for amount in (count, count * cols)]
+
+    own = BATCH_SIZE * table.num_features
+    bags = own * world_size
+    whole = bags * table.pooling_factor
+    lookups = whole * slice_.num_rows / table.num_embeddings
+    sharded = with_elements(bags, lookups, distinct(whole))
+    if slice_.sharding_type is not ShardingType.DATA_PARALLEL:
+        return sharded, [*sharded, 0.0, 0.0]
+    mine = own * table.pooling_factor
+    fwd = with_elements(own, mine, distinct(mine))
+    if world_size == 1 or not rows_are_exchanged(table, own):
+        return fwd, [*sharded, 0.0, 0.0]
+    rows = world_size * distinct(mine)
+    return fwd, with_elements(rows, rows, distinct(whole), mine)
+
+
 def compute_by_hand(held: Sequence[ShardSlice], world_size: int, phase: int) -> float:
     if not held:
         return 0.0
-    total = MODEL.overhead_ms_P[phase]
-    for slice_ in held:
-        table = slice_.table
-        ranks = 1 if slice_.sharding_type is ShardingType.DATA_PARALLEL else world_size
-        bags = BATCH_SIZE * ranks * table.num_features
-        cols = math.ceil(slice_.num_cols / 4) * 4
-        share = slice_.num_rows / table.num_embeddings
-        lookups = bags * table.pooling_factor * share
-        unique = slice_.num_rows * (
-            1 - math.exp(-bags * table.pooling_factor / table.num_embeddings)
-        )
-        work = (bags, bags * cols, lookups, lookups * cols, unique, unique * cols)
-        total += MODEL.shard_ms_P[phase] + sum(
+    own = MODEL.coefficients_ms_KP[:6] if phase == 0 else MODEL.coefficients_ms_KP[6:]
+    return MODEL.overhead_ms_P[phase] + sum(
+        MODEL.shard_ms_P[phase]
+        + sum(
             amount * coefficients[phase]
-            for amount, coefficients in zip(work, MODEL.coefficients_ms_KP, strict=True)
+            for amount, coefficients in zip(
+                work_by_hand(slice_, world_size)[phase], own, strict=True
+            )
         )
-    return total
+        for slice_ in held
+    )
 
 
 def all_to_all_by_hand(sent: list[list[float]]) -> float:

@@ -8,6 +8,7 @@ import pytest
 
 from autoshard.cost_models.analytic import AnalyticCostModel
 from autoshard.explain import explain_plan
+from autoshard.features import WORK_FEATURES
 from autoshard.plan import ShardingPlan, TablePlan
 from autoshard.problem import Optimizer, TrainingConfig
 from autoshard.shards import Shard, ShardingType
@@ -15,8 +16,9 @@ from autoshard.tables import Table
 from autoshard.topology import GIB, Topology
 
 #: Only lookups cost something: 1 ms forward and 2 ms backward for each.
+COSTS = {"fwd_lookups": (1, 0), "bwd_lookups": (0, 2)}
 MODEL = AnalyticCostModel(
-    coefficients_ms_KP=((0, 0), (0, 0), (1, 2), (0, 0), (0, 0), (0, 0)),
+    coefficients_ms_KP=tuple(COSTS.get(name, (0, 0)) for name in WORK_FEATURES),
     shard_ms_P=(0, 0),
     overhead_ms_P=(0, 0),
     latency_ms=0.5,
@@ -90,7 +92,10 @@ def test_a_plan_without_work():
     explanation = explain_plan(
         plan_of(("a", 0, 0), dim=4),
         AnalyticCostModel(
-            coefficients_ms_KP=((0, 0),) * 6, shard_ms_P=(0, 0), overhead_ms_P=(0, 0), latency_ms=0
+            coefficients_ms_KP=((0, 0),) * len(WORK_FEATURES),
+            shard_ms_P=(0, 0),
+            overhead_ms_P=(0, 0),
+            latency_ms=0,
         ),
     )
     assert explanation.bottlenecks[0].rank is None

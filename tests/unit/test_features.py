@@ -126,6 +126,7 @@ def test_logs_and_flags() -> None:
         "log_num_rows": 2000,
         "log_num_cols": 10,
         "log_weights_bytes": 2000 * 12 * 2,
+        "log_num_features": 2,
     }
     for phase in ("fwd", "bwd"):
         expected |= {
