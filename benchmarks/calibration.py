@@ -1,6 +1,6 @@
-"""How good a cost model gets from few measurements of another machine, and how many it saves.
+r"""How good a cost model gets from few measurements of another machine, and how many it saves.
 
-    python -m experiments.measure measure_preset=full kernels.optimizer=adagrad num_sets=2500 \\
+    python -m experiments.measure measure_preset=full kernels.optimizer=adagrad num_sets=2500 \
         collectives.num_collectives=0 out=runs/other
     python -m benchmarks.calibration --measurements runs/other --out runs/calibration
 
