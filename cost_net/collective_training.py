@@ -15,7 +15,13 @@ from torch import Tensor, nn
 from autoshard.errors import InputError
 from cost_net.dataset import CollectiveData
 from cost_net.networks import CollectiveNet
-from cost_net.training import HUBER_DELTA, CostNetConfig, inverse_softplus, torch_settings
+from cost_net.training import (
+    HUBER_DELTA,
+    CostNetConfig,
+    inverse_softplus,
+    parameter_groups,
+    torch_settings,
+)
 
 FloatArray = NDArray[np.float64]
 #: Rounds of reweighting that turn least squares into least absolute errors.
@@ -23,6 +29,9 @@ _ROUNDS = 20
 #: Relative errors below this count the same in the reweighting.
 _SMALL_ERROR = 0.05
 _LEARNING_RATE = 1e-2
+#: What a factor other than 1 costs, per squared logarithm: what the physics can say, it shall say,
+#: since it alone holds where nothing was measured.
+_FACTOR_PENALTY = 0.05
 
 
 def physical_weights(terms_MK: FloatArray, time_ms_M: FloatArray) -> FloatArray:
@@ -73,7 +82,7 @@ def _train(data: CollectiveData, config: CostNetConfig) -> CollectiveNet:
         # A weight of 0 would never move again: start it at a thousandth of the largest.
         network.raw.copy_(inverse_softplus(np.maximum(weights_K, weights_K.max() * 1e-3)))
     optimizer = torch.optim.AdamW(
-        network.parameters(), lr=_LEARNING_RATE, weight_decay=config.weight_decay
+        parameter_groups(network, config.weight_decay), lr=_LEARNING_RATE
     )
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(
         optimizer, config.collective_epochs, eta_min=_LEARNING_RATE / 100
@@ -81,6 +90,7 @@ def _train(data: CollectiveData, config: CostNetConfig) -> CollectiveNet:
     for _ in range(config.collective_epochs):
         predicted_M = torch.log(network(traffic_MC).clamp_min(1e-9))
         loss = nn.functional.huber_loss(predicted_M, wanted_M, delta=HUBER_DELTA)
+        loss = loss + _FACTOR_PENALTY * torch.log(network.factor_of(traffic_MC)).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -159,6 +159,19 @@ def train_compute(
         return _train_compute(parts["train"], parts["validation"], config, on_epoch)
 
 
+def parameter_groups(network: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Groups for the optimizer: only matrices decay.
+
+    Physical coefficients are stored as what softplus turns into them, far below 0 for small
+    ones: towards 0 they would grow.
+    """
+    parameters = list(network.parameters())
+    return [
+        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+
+
 def _train_compute(
     train: KernelData, held_out: KernelData, config: CostNetConfig, on_epoch: OnEpoch | None
 ) -> AdditiveNet | SumNet:
@@ -169,7 +182,7 @@ def _train_compute(
     _start_at_scale(network, train)
     batches = -(-train.num_sets // config.batch_size)
     optimizer = torch.optim.AdamW(
-        network.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay
+        parameter_groups(network, config.weight_decay), lr=config.learning_rate
     )
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, max_lr=config.learning_rate, total_steps=config.num_epochs * batches

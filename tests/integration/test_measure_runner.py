@@ -113,10 +113,15 @@ def test_a_killed_run_is_continued_without_loss_or_repetition(tmp_path):
         assert all(row[name] > 0 for name in REFERENCE_COLUMNS)
         assert row["threads"] == row["concurrent_workers"] == 1
 
-    # Nothing is left to do; more sets extend the run.
+    # Nothing is left to do; more sets extend the run, by the repetition of a test set too where
+    # there had been too few of these.
     assert measure_kernels(CONFIG, TABLES, tmp_path) == 0
     more = replace(CONFIG, num_sets=NUM_SETS + 2)
-    assert measure_kernels(more, TABLES, tmp_path) == 2 * NUM_PASSES
+    wanted = {(p.index, p.repeat, p.pass_) for s in kernel_schedule(more, sampler) for _, p in s}
+    assert {p for p in wanted - places if p[1] == 0} == {
+        (index, 0, pass_) for index in (NUM_SETS, NUM_SETS + 1) for pass_ in range(NUM_PASSES)
+    }
+    assert measure_kernels(more, TABLES, tmp_path) == len(wanted - places)
 
 
 def is_running(pid):

@@ -28,7 +28,12 @@ from autoshard.measure.config import (
     to_plain,
 )
 from autoshard.measure.kernels import KernelMeter
-from autoshard.measure.loading import load_collective_rows, load_kernel_rows, row_features
+from autoshard.measure.loading import (
+    load_collective_rows,
+    load_kernel_rows,
+    row_features,
+    row_slices,
+)
 from autoshard.measure.merging import merge_parts
 from autoshard.measure.runner import measure_collectives, measure_kernels
 from autoshard.objective import CostSource
@@ -92,7 +97,8 @@ def test_kernel_rows_are_what_the_model_says(folder: Path):
             same = {row[f"{phase}_{s}"] for s in ("ms", "p20_ms", "p80_ms", "min_ms", "wall_ms")}
             assert len(same) == 1
             assert row[f"{phase}_relative_error"] == 0
-        assert row["num_kernels"] == 1
+        kinds = {(s.table.weighted, s.table.data_type) for s in row_slices(row)}
+        assert row["num_kernels"] == len(kinds)
     again = rows[rows["repeat"] == 1].set_index("index")
     first = rows[rows["repeat"] == 0].set_index("index").loc[again.index]
     pd.testing.assert_series_equal(again["bwd_ms"], first["bwd_ms"])
@@ -109,9 +115,10 @@ def test_collective_rows_are_what_the_model_says(folder: Path):
 
 
 def test_rows_repeat_exactly_and_a_folder_is_continued(folder: Path, tmp_path: Path):
-    few = dataclasses.replace(CONFIG, num_sets=50)
-    assert measure_kernels(few, TABLES, tmp_path) == 56
-    assert measure_kernels(CONFIG, TABLES, tmp_path) == 70
+    # No more repetitions than there are test sets: these then stay the same ones.
+    few = dataclasses.replace(CONFIG, num_sets=50, num_repeated_sets=4)
+    assert measure_kernels(few, TABLES, tmp_path) == 54
+    assert measure_kernels(CONFIG, TABLES, tmp_path) == 72
     assert measure_kernels(CONFIG, TABLES, tmp_path) == 0
     plain = [
         load_kernel_rows(where / "kernels").drop(columns=["measured_at", "order"])

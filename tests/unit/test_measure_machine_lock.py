@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -28,6 +27,7 @@ from autoshard.measure.config import (
 from autoshard.measure.machine_lock import MachineBusyError, lock_path, machine_to_itself
 from autoshard.measure.runner import measure_collectives, measure_kernels
 from autoshard.tables import Table
+from tests.process_cases import Children
 
 HOLD = """
 import sys, time
@@ -108,6 +108,7 @@ def test_other_users_may_lock_too_and_a_link_is_not_followed(tmp_path: Path):
 
 
 def test_a_run_waits_before_it_starts_anything_and_simulated_ones_do_not(holder, tmp_path: Path):
+    children = Children()
     table = Table(name="t", num_embeddings=100, embedding_dim=8, pooling_factor=2.0)
     config = MeasureConfig(
         num_sets=1,
@@ -123,7 +124,7 @@ def test_a_run_waits_before_it_starts_anything_and_simulated_ones_do_not(holder,
     ):
         with pytest.raises(MachineBusyError, match=f"process {holder.pid}"):
             measure()
-    assert not multiprocessing.active_children()
+    assert not children.new()
     simulated = dataclasses.replace(
         config,
         kernels=KernelConfig(device=SimulatedDevice.SIMULATED),
