@@ -81,9 +81,7 @@ def _train(data: CollectiveData, config: CostNetConfig) -> CollectiveNet:
     with torch.no_grad():
         # A weight of 0 would never move again: start it at a thousandth of the largest.
         network.raw.copy_(inverse_softplus(np.maximum(weights_K, weights_K.max() * 1e-3)))
-    optimizer = torch.optim.AdamW(
-        parameter_groups(network, config.weight_decay), lr=_LEARNING_RATE
-    )
+    optimizer = torch.optim.AdamW(parameter_groups(network, config.weight_decay), lr=_LEARNING_RATE)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(
         optimizer, config.collective_epochs, eta_min=_LEARNING_RATE / 100
     )

@@ -188,6 +188,7 @@ def _train_compute(
         optimizer, max_lr=config.learning_rate, total_steps=config.num_epochs * batches
     )
     averaged = AveragedModel(network, multi_avg_fn=get_ema_multi_avg_fn(EMA_DECAY))
+    mean_network: AdditiveNet | SumNet = averaged.module  # type: ignore[assignment]
     best, best_error, best_epoch = copy.deepcopy(network.state_dict()), math.inf, 0
     for epoch in range(config.num_epochs):
         total = 0.0
@@ -203,10 +204,10 @@ def _train_compute(
             averaged.update_parameters(network)
             total += float(loss.detach()) * len(chosen)
         with torch.inference_mode():
-            predicted_NP = predict_sets(averaged.module, validation)
+            predicted_NP = predict_sets(mean_network, validation)
             error = float(relative_loss(predicted_NP, validation.time_ms_NP))
         if error < best_error:
-            best, best_error, best_epoch = copy.deepcopy(averaged.module.state_dict()), error, epoch
+            best, best_error, best_epoch = copy.deepcopy(mean_network.state_dict()), error, epoch
         if on_epoch is not None:
             on_epoch(
                 epoch + 1,
