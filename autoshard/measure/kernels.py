@@ -165,7 +165,7 @@ class KernelMeter:
             self._run(kernels, len(timed) % num_batches)
             timed.extend(
                 self._run(kernels, (len(timed) + index) % num_batches)
-                for index in range(min(turn, timing.max_iterations))
+                for index in range(min(turn, timing.max_iterations - len(timed)))
             )
             elapsed_s += (time.perf_counter_ns() - start_ns) / 1e9
         return timed, references

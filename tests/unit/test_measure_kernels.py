@@ -7,7 +7,7 @@ from autoshard.errors import InputError, UnsupportedError
 from autoshard.measure.arena import Arena
 from autoshard.measure.config import CacheState, KernelConfig, TimingConfig
 from autoshard.measure.kernel_set import EPS, LEARNING_RATE, KernelSet
-from autoshard.measure.kernels import measure_kernel
+from autoshard.measure.kernels import KernelMeter, _Iteration, measure_kernel
 from autoshard.measure.measured_kernels import (
     GRADIENT_BOUND,
     BagReplicaKernel,
@@ -220,6 +220,14 @@ def test_timing_says_how_it_was_taken(cache):
         assert 0 < phase.min_ms <= phase.p20_ms <= phase.median_ms <= phase.p80_ms
         assert phase.relative_error >= 0
     assert result.fwd_wall_ms == result.fwd.median_ms
+
+
+def test_turns_between_references_end_at_the_most_iterations(monkeypatch):
+    """2 ms an iteration and references every 8 ms: turns of 4, and then of 2."""
+    monkeypatch.setattr(KernelMeter, "_run", lambda *_: _Iteration(1.0, 1.0, 1.0, 1.0))
+    timing = TimingConfig(warmup_iterations=1, min_iterations=6, max_iterations=6)
+    config = KernelConfig(timing=timing, arena_bytes=2**20, reference_interval_ms=8.0)
+    assert measure_kernel(SLICES, SAMPLES, config).iterations == 6
 
 
 def test_unusable_requests_are_refused():
