@@ -5,10 +5,10 @@ r"""How good a cost model gets from few measurements of another machine, and how
     python -m benchmarks.calibration --measurements runs/other --out runs/calibration
 
 Another optimizer (or batch size, or number of threads) stands in for another machine. From its
-training sets, `--sets` are drawn to calibrate the base model with, as `autoshard calibrate` does,
-and growing numbers to train a network of the same kind from scratch. All are scored on the same
-sets of test tables, which neither saw. Every seed draws sets of its own. Written are
-`calibration.json` and a picture, `calibration.png` and `.svg`.
+training sets that are not augmented, `--sets` are drawn to calibrate the base model with, as
+`autoshard calibrate` does, and from all of them growing numbers to train a network of the same
+kind from scratch. All are scored on the same sets of test tables, which neither saw. Every seed
+draws sets of its own. Written are `calibration.json` and a picture, `calibration.png` and `.svg`.
 """
 
 from __future__ import annotations
@@ -77,13 +77,20 @@ class Other:
         return cls(rows=rows, kernels=everything.of(first))
 
     def training_sets(self, num_sets: int, seed: int) -> SetRows:
-        """A calibration's sets: nothing of any other set is looked at, not even its references."""
-        train = self.rows[self.rows["split"] == "train"]
+        """A calibration's sets: nothing of any other set is looked at, not even its references.
+
+        They hold tables as they are, none augmented, as those of `autoshard calibrate` do.
+        """
+        train = self.plain_training_rows()
         drawn = np.random.default_rng([seed, 2]).choice(
             train["index"].unique(), num_sets, replace=False
         )
         rows = train[train["index"].isin(drawn) & (train["repeat"] == 0)]
         return calibration_data(combine_passes(normalise_by_references(rows)), None).sets
+
+    def plain_training_rows(self) -> pd.DataFrame:
+        """Passes over training sets that are not augmented."""
+        return self.rows[(self.rows["split"] == "train") & ~self.rows["augmented"].astype(bool)]
 
     def test(self) -> KernelData:
         """What everyone is scored on."""
@@ -107,7 +114,7 @@ def compare(
     num_calibration_sets: int,
     scratch_sizes: Sequence[int],
     num_seeds: int,
-    max_steps: int,
+    num_steps: int,
 ) -> tuple[dict[str, FloatArray], list[dict[str, Any]]]:
     """Everyone's predictions of the test sets.
 
@@ -125,7 +132,7 @@ def compare(
         for seed in range(num_seeds):
             bar.update(task, description=f"calibrating, seed {seed}")
             sets = other.training_sets(num_calibration_sets, seed)
-            adapted = adapt_kernels(model, sets, CalibrationConfig(seed=seed, max_steps=max_steps))
+            adapted = adapt_kernels(model, sets, CalibrationConfig(seed=seed, num_steps=num_steps))
             reports.append(adapted.report)
             own_NP = predict_ms(model, adapted.state, as_rows(test))
             predicted.setdefault(CALIBRATED, []).append(own_NP)
@@ -251,7 +258,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--sets", type=int, default=100, help="shard sets to calibrate with")
     parser.add_argument("--scratch", default="100,300,1000", help="shard sets to train with")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=CalibrationConfig.max_steps)
+    parser.add_argument("--steps", type=int, default=CalibrationConfig.num_steps)
     parser.add_argument("--out", type=Path, required=True, help="a folder")
     options = parser.parse_args(arguments)
     try:
@@ -266,15 +273,16 @@ def _run(options: argparse.Namespace) -> int:
         raise InputError("--seeds is not usable", got=options.seeds, allowed="1 or more")
     other, model = Other.load(options.measurements), TunableModel(options.base)
     available = int((other.kernels.split_N == "train").sum())
+    plain = len(other.plain_training_rows()["index"].unique())
     try:
         sizes = sorted({int(part) for part in options.scratch.split(",")})
     except ValueError:
         sizes = [0]
-    if not all(1 <= size <= available for size in [*sizes, options.sets]):
+    if not (all(1 <= size <= available for size in sizes) and 1 <= options.sets <= plain):
         raise InputError(
             "--scratch and --sets name numbers of training sets",
             got=f"{options.scratch} and {options.sets}",
-            allowed=f"1..{available}, separated by commas",
+            allowed=f"1..{available}, separated by commas, and 1..{plain}",
         )
     make_folder(options.out)
     predicted, reports = compare(
@@ -283,7 +291,7 @@ def _run(options: argparse.Namespace) -> int:
         num_calibration_sets=options.sets,
         scratch_sizes=sizes,
         num_seeds=options.seeds,
-        max_steps=options.steps,
+        num_steps=options.steps,
     )
     test = other.test()
     errors = {name: errors_of(own, test.time_ms_NP) for name, own in predicted.items()}

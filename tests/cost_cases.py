@@ -223,7 +223,7 @@ def calibrated_folder() -> Path:
     exchanges = pd.DataFrame(collective_rows(40, seed=3))
     exchanges["transfer_ms"] *= 1.5
     folder = _folder() / "calibrated"
-    config = CalibrationConfig(num_folds=2, max_steps=20)
+    config = CalibrationConfig(num_folds=2, num_steps=20)
     calibrate(TunableModel(model_folder()), calibration_data(rows, exchanges), folder, config)
     return folder
 

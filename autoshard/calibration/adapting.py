@@ -20,10 +20,12 @@ from torch import Tensor
 
 from autoshard.calibration.data import SetRows
 from autoshard.calibration.errors import noise_floor, score, set_losses
-from autoshard.calibration.fine_tuning import CHECKPOINT_EVERY, TUNINGS, tune, tuned
-from autoshard.calibration.folds import fold_numbers, helps
-from autoshard.calibration.scaling import SCALINGS, check_scalable, fit_scaling
-from autoshard.calibration.tunable import TunableModel, predict_ms
+from autoshard.calibration.fine_tuning import tunings
+from autoshard.calibration.folds import fold_numbers, helps, most_restrained
+from autoshard.calibration.gating import GATINGS
+from autoshard.calibration.options import Stage
+from autoshard.calibration.scaling import SCALINGS, check_scalable
+from autoshard.calibration.tunable import State, TunableModel, predict_ms
 from autoshard.checks import check_integers
 
 FloatArray = NDArray[np.float64]
@@ -36,11 +38,20 @@ class CalibrationConfig:
     seed: int = 0
     """Decides the folds and the resamples."""
     num_folds: int = 5
-    max_steps: int = 120
-    """Steps of fine-tuning at most; 0 for none."""
+    num_steps: int = 150
+    """Steps of fine-tuning; 0 for none."""
 
     def __post_init__(self) -> None:
-        check_integers(self, seed=0, num_folds=2, max_steps=0)
+        check_integers(self, seed=0, num_folds=2, num_steps=0)
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """What is tried, each on top of what was kept before."""
+        return (
+            Stage(done="scaled", options=SCALINGS),
+            Stage(done="gated", options=GATINGS),
+            Stage(done="tuned", options=tunings(self.num_steps)),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -79,48 +90,38 @@ def _adapt(model: TunableModel, rows: SetRows, config: CalibrationConfig) -> Ada
         for k in range(config.num_folds)
     ]
     before_NP = predict_ms(model, model.compute_state, rows)
-    state: Mapping[str, Tensor] = model.compute_state
-    best_NP, kept = before_NP, "base"
-    starts: list[Mapping[str, Tensor]] = [state] * config.num_folds
-    stages = [_stage("base", before_NP, rows, config, kept=True)]
-
-    fitted = [[fit_scaling(model, train, s) for train, _, _ in parts] for s in SCALINGS]
-    held_out = np.empty((len(SCALINGS), *before_NP.shape))
-    for number, states in enumerate(fitted):
-        for own, (_, test, chosen) in zip(states, parts, strict=True):
-            held_out[number, chosen] = predict_ms(model, own, test)
-    scaled_NP, best = _choose(held_out, rows, fold_N)
-    better = helps(_losses(best_NP, rows), _losses(scaled_NP, rows))
-    stages.append(_stage(SCALINGS[best].name, scaled_NP, rows, config, kept=better))
-    if better:
-        state, best_NP, kept = fit_scaling(model, rows, SCALINGS[best]), scaled_NP, "scaled"
-        starts = [*fitted[best]]
-
-    if config.max_steps >= CHECKPOINT_EVERY:
-        num_steps = config.max_steps // CHECKPOINT_EVERY
-        held_out = np.empty((len(TUNINGS), num_steps, *before_NP.shape))
-        for number, tuning in enumerate(TUNINGS):
+    state: State = model.compute_state
+    starts: list[State] = [state] * config.num_folds
+    best_NP, done = before_NP, list[str]()
+    tried = [_outcome("base", before_NP, rows, config, kept=True)]
+    for stage in config.stages:
+        if not stage.options:
+            continue
+        fitted: list[list[State]] = []
+        held_out = np.empty((len(stage.options), *before_NP.shape))
+        for number, option in enumerate(stage.options):
+            fitted.append([])
             for start, (train, test, chosen) in zip(starts, parts, strict=True):
-                run = tune(model, start, train, tuning, num_steps * CHECKPOINT_EVERY)
-                for place, own in enumerate(run):
-                    held_out[number, place, chosen] = predict_ms(model, own, test)
-        tuned_NP, best = _choose(held_out.reshape(-1, *before_NP.shape), rows, fold_N)
-        tuning, steps = TUNINGS[best // num_steps], (best % num_steps + 1) * CHECKPOINT_EVERY
-        better = helps(_losses(best_NP, rows), _losses(tuned_NP, rows))
-        name = f"{steps} steps, learning rate {tuning.learning_rate:g}, penalty {tuning.penalty:g}"
-        stages.append(_stage(name, tuned_NP, rows, config, kept=better))
-        if better:
-            state, best_NP = tuned(model, state, rows, tuning, steps), tuned_NP
-            kept = "scaled and tuned" if kept == "scaled" else "tuned"
+                own = option.fit(model, start, train)
+                held_out[number, chosen] = predict_ms(model, own, test)
+                fitted[number].append(own)
+        chosen_NP, best = _choose(held_out, rows, fold_N)
+        kept = helps(_losses(best_NP, rows), _losses(chosen_NP, rows))
+        option = stage.options[best]
+        tried.append(_outcome(option.name, chosen_NP, rows, config, kept=kept))
+        if kept:
+            state, starts = option.fit(model, state, rows), fitted[best]
+            best_NP = chosen_NP
+            done.append(stage.done)
     return AdaptedKernels(
         state=state,
         report={
             "num_sets": rows.num_sets,
-            "kept": kept,
+            "kept": ", ".join(done) or "base",
             "before": score(before_NP, rows, config.seed),
             "after": score(best_NP, rows, config.seed),
             "noise_floor": noise_floor(rows, config.seed),
-            "stages": stages,
+            "stages": tried,
         },
     )
 
@@ -132,10 +133,10 @@ def _losses(predicted_NP: FloatArray, rows: SetRows) -> FloatArray:
 def _choose(
     candidates: FloatArray, rows: SetRows, fold_N: NDArray[np.int64]
 ) -> tuple[FloatArray, int]:
-    """For each fold the held-out predictions of what is best on the others; and the best of all.
+    """For each fold the held-out predictions of what the others choose; and what all choose.
 
     Args:
-        candidates: held-out predictions, [candidates, N, P].
+        candidates: held-out predictions, [candidates, N, P]; the most restrained one first.
         rows: what was measured.
         fold_N: fold of each row.
     """
@@ -143,11 +144,11 @@ def _choose(
     chosen_NP = np.empty_like(candidates[0])
     for fold in np.unique(fold_N):
         own_N = fold_N == fold
-        chosen_NP[own_N] = candidates[int(losses[:, ~own_N].mean(axis=1).argmin()), own_N]
-    return chosen_NP, int(losses.mean(axis=1).argmin())
+        chosen_NP[own_N] = candidates[most_restrained(losses[:, ~own_N]), own_N]
+    return chosen_NP, most_restrained(losses)
 
 
-def _stage(
+def _outcome(
     name: str, predicted_NP: FloatArray, rows: SetRows, config: CalibrationConfig, *, kept: bool
 ) -> dict[str, Any]:
     return {"name": name, "kept": kept, **score(predicted_NP, rows, config.seed)}

@@ -21,7 +21,7 @@ from torch import Tensor
 from autoshard.calibration.data import ExchangeRows
 from autoshard.calibration.errors import huber, spread
 from autoshard.calibration.folds import folds_of, helps
-from autoshard.calibration.scaling import minimise
+from autoshard.calibration.minimising import minimise
 from autoshard.calibration.tunable import (
     TunableModel,
     inverse_softplus,

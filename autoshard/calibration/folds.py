@@ -42,3 +42,21 @@ def helps(before_N: FloatArray, after_N: FloatArray) -> bool:
     """
     gain_N = before_N - after_N
     return bool(gain_N.mean() > gain_N.std() / np.sqrt(len(gain_N)))
+
+
+def most_restrained(losses: FloatArray) -> int:
+    """The first alternative that the best one does not beat by more than one standard error.
+
+    With few rows the least mean loss is often luck, and what it is luck about is freedom (the
+    one-standard-error rule of Breiman et al., "Classification and Regression Trees", 1984).
+
+    Args:
+        losses: of alternatives on the same held-out rows, [alternatives, N]; the one with the
+            least freedom first.
+    """
+    best = int(losses.mean(axis=1).argmin())
+    return next(
+        number
+        for number in range(best + 1)
+        if number == best or not helps(losses[number], losses[best])
+    )

@@ -1,4 +1,4 @@
-"""First stage: factors on the coefficients of a cost model, fitted robustly to a few sets.
+"""First stage, scaling: factors on the coefficients of a cost model, fitted robustly to few sets.
 
 Another machine is, in the first place, faster or slower at each kind of work. What the network
 learned about shapes stays; only how much each kind costs is multiplied: a factor for each phase
@@ -14,7 +14,6 @@ Shapes: N=sets, K=coefficients, G=groups, P=2 phases, Q=P·G, D=encoding width.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -22,9 +21,11 @@ from torch import Tensor
 
 from autoshard.calibration.data import SetRows
 from autoshard.calibration.errors import huber, log_ratios
+from autoshard.calibration.minimising import minimise
 from autoshard.calibration.tunable import (
     NETWORK_PREFIX,
     SetTensors,
+    State,
     TunableModel,
     inverse_softplus,
     softplus,
@@ -34,11 +35,10 @@ from autoshard.errors import ArtifactError
 WORK, SHARD, OVERHEAD = (
     NETWORK_PREFIX + name for name in ("raw_work_K", "raw_shard_P", "raw_overhead_P")
 )
+COEFFICIENTS = (WORK, SHARD, OVERHEAD)
 _GROUPS = "compute.group_KQ"
 #: softplus turns it into nothing.
 _OFF = -60.0
-_STEPS = 300
-_LEARNING_RATE = 0.05
 #: Penalty on a squared log factor, beside a mean Huber loss: a factor that the sets say nothing
 #: about stays 1; others are hardly held.
 _FAINT = 1e-6
@@ -56,6 +56,44 @@ class Scaling:
     """Holds the factors of coefficients, squared and logarithmic, at their group's; None: there
     are only groups' factors."""
 
+    def fit(self, model: TunableModel, start: State, rows: SetRows) -> dict[str, Tensor]:
+        """Scale the coefficients of a state; see `options.Option`."""
+        tensors = SetTensors(rows)
+        group_CQ = _groups_of_coefficients(model)
+        own_CNQ, rest_ND = _contributions(model, start, tensors, group_CQ)
+        num_coefficients, num_groups = group_CQ.shape
+        group_Q = torch.zeros(num_groups, requires_grad=True)
+        own_C = torch.zeros(num_coefficients, requires_grad=True)
+        overhead_P = torch.zeros_like(start[OVERHEAD], requires_grad=True)
+        overhead_ms_P = softplus(start[OVERHEAD]).float()
+        free = [group_Q, overhead_P] + ([] if self.coefficient_penalty is None else [own_C])
+
+        def log_factors_C() -> Tensor:
+            return limited(group_CQ @ group_Q + own_C)
+
+        def loss() -> Tensor:
+            scaled_NQ = torch.einsum("cnq,c->nq", own_CNQ, torch.exp(log_factors_C()))
+            encoding_ND = torch.cat([scaled_NQ, rest_ND], dim=1)
+            scaled_ms_P = overhead_ms_P * torch.exp(limited(overhead_P))
+            now = {**start, OVERHEAD: inverse_softplus(scaled_ms_P)}
+            predicted_NP = model.compute(now, encoding_ND, tensors.num_shards_N1)
+            penalty = _FAINT * ((group_Q**2).sum() + (overhead_P**2).sum())
+            if self.coefficient_penalty is not None:
+                penalty = penalty + self.coefficient_penalty * (own_C**2).sum()
+            return huber(log_ratios(predicted_NP, tensors.time_ms_NP)).mean() + penalty
+
+        minimise(free, loss)
+        with torch.no_grad():
+            factors_C = torch.exp(log_factors_C()).double()
+            factors_P = torch.exp(limited(overhead_P)).double()
+        work, shard = torch.split(factors_C, [len(start[WORK]), len(start[SHARD])])
+        return {
+            **start,
+            WORK: inverse_softplus(softplus(start[WORK]) * work),
+            SHARD: inverse_softplus(softplus(start[SHARD]) * shard),
+            OVERHEAD: inverse_softplus(softplus(start[OVERHEAD]) * factors_P),
+        }
+
 
 SCALINGS = (
     Scaling(name="factors of groups"),
@@ -70,62 +108,13 @@ def check_scalable(model: TunableModel) -> None:
     Raises:
         ArtifactError: it has none.
     """
-    if not {WORK, SHARD, OVERHEAD} <= model.compute_state.keys():
+    if not set(COEFFICIENTS) <= model.compute_state.keys():
         raise ArtifactError(
             "the network of this cost model cannot be calibrated",
             got=f"parameters {', '.join(sorted(model.compute_state)[:8])}",
             allowed="networks with coefficients of work: cost_net=additive",
             remedy="calibrate from the model 'default', or train one with cost_net=additive",
         )
-
-
-def fit_scaling(model: TunableModel, rows: SetRows, scaling: Scaling) -> dict[str, Tensor]:
-    """Fit factors.
-
-    Args:
-        model: whose base state is scaled.
-        rows: what to fit to.
-        scaling: which factors are free.
-
-    Returns:
-        The scaled state.
-    """
-    tensors = SetTensors(rows)
-    state = model.compute_state
-    group_CQ = _groups_of_coefficients(model)
-    own_CNQ, rest_ND = _contributions(model, tensors, group_CQ)
-    num_coefficients, num_groups = group_CQ.shape
-    group_Q = torch.zeros(num_groups, requires_grad=True)
-    own_C = torch.zeros(num_coefficients, requires_grad=True)
-    overhead_P = torch.zeros_like(state[OVERHEAD], requires_grad=True)
-    overhead_ms_P = softplus(state[OVERHEAD]).float()
-    free = [group_Q, overhead_P] + ([] if scaling.coefficient_penalty is None else [own_C])
-
-    def log_factors_C() -> Tensor:
-        return _limited(group_CQ @ group_Q + own_C)
-
-    def loss() -> Tensor:
-        scaled_NQ = torch.einsum("cnq,c->nq", own_CNQ, torch.exp(log_factors_C()))
-        encoding_ND = torch.cat([scaled_NQ, rest_ND], dim=1)
-        scaled_ms_P = overhead_ms_P * torch.exp(_limited(overhead_P))
-        now = {**state, OVERHEAD: _differentiable_inverse(scaled_ms_P)}
-        predicted_NP = model.compute(now, encoding_ND, tensors.num_shards_N1)
-        penalty = _FAINT * ((group_Q**2).sum() + (overhead_P**2).sum())
-        if scaling.coefficient_penalty is not None:
-            penalty = penalty + scaling.coefficient_penalty * (own_C**2).sum()
-        return huber(log_ratios(predicted_NP, tensors.time_ms_NP)).mean() + penalty
-
-    minimise(free, loss)
-    with torch.no_grad():
-        factors_C = torch.exp(log_factors_C()).double()
-        factors_P = torch.exp(_limited(overhead_P)).double()
-    work, shard = torch.split(factors_C, [len(state[WORK]), len(state[SHARD])])
-    return {
-        **state,
-        WORK: inverse_softplus(softplus(state[WORK]) * work),
-        SHARD: inverse_softplus(softplus(state[SHARD]) * shard),
-        OVERHEAD: inverse_softplus(softplus(state[OVERHEAD]) * factors_P),
-    }
 
 
 def _groups_of_coefficients(model: TunableModel) -> Tensor:
@@ -142,10 +131,9 @@ def _groups_of_coefficients(model: TunableModel) -> Tensor:
 
 @torch.no_grad()
 def _contributions(
-    model: TunableModel, tensors: SetTensors, group_CQ: Tensor
+    model: TunableModel, state: State, tensors: SetTensors, group_CQ: Tensor
 ) -> tuple[Tensor, Tensor]:
     """What each coefficient adds to the sets' own costs, [C, N, Q], and the encodings' rest."""
-    state = model.compute_state
     num_coefficients, num_groups = group_CQ.shape
     raw_C = torch.cat([state[WORK], state[SHARD]])
     parts = []
@@ -160,22 +148,6 @@ def _contributions(
     return torch.stack(parts), rest_ND
 
 
-def _limited(log_factors: Tensor) -> Tensor:
+def limited(log_factors: Tensor) -> Tensor:
+    """Log factors within ±`_MAX_LOG_FACTOR`."""
     return log_factors.clamp(-_MAX_LOG_FACTOR, _MAX_LOG_FACTOR)
-
-
-def _differentiable_inverse(values_P: Tensor) -> Tensor:
-    """`inverse_softplus` with a gradient; for values of 1e-12 ms and more."""
-    values_P = values_P.double().clamp_min(1e-12)
-    return (values_P + torch.log(-torch.expm1(-values_P))).float()
-
-
-def minimise(free: list[Tensor], loss: Callable[[], Tensor]) -> None:
-    """Adam with a falling learning rate, all rows at once: no chance is involved."""
-    optimizer = torch.optim.Adam(free, lr=_LEARNING_RATE)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, _STEPS)
-    for _ in range(_STEPS):
-        optimizer.zero_grad()
-        loss().backward()
-        optimizer.step()
-        schedule.step()

@@ -193,7 +193,7 @@ def softplus(raw: Tensor) -> Tensor:
 
 
 def inverse_softplus(values: Tensor) -> Tensor:
-    """What softplus turns into `values`, > 0, as float32."""
+    """What softplus turns into `values`, > 0 (below 1e-12 into 1e-12), as float32."""
     # log(exp(x) − 1) = x + log(1 − exp(−x)), which does not overflow.
-    values = values.detach().double().clamp_min(1e-12)
+    values = values.double().clamp_min(1e-12)
     return (values + torch.log(-torch.expm1(-values))).float()

@@ -25,7 +25,7 @@ from autoshard.measure.store import PartStore
 from autoshard.objective import CostSource
 from tests.cost_cases import MACHINE, collective_rows, kernel_rows, model_folder, pool
 
-CONFIG = CalibrationConfig(max_steps=0)
+CONFIG = CalibrationConfig(num_steps=0)
 
 
 def machine(fwd: float, bwd: float, num: int = 60) -> CalibrationData:
