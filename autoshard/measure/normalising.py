@@ -16,6 +16,9 @@ Shapes: M=rows, J=references and phases.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
@@ -33,6 +36,67 @@ _SUFFIXES = ("ms", "p20_ms", "p80_ms", "min_ms", "wall_ms")
 _ROWS_PER_NUMBER = 5
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Response:
+    """How the times of one machine's and protocol's sets follow the references."""
+
+    center_J: FloatArray
+    """Median log times of the references."""
+    mean_log_ms: float
+    std_log_ms: float
+    """Of the sets' totals."""
+    response_K: Mapping[str, FloatArray]
+    """β and γ of each phase."""
+
+    @classmethod
+    def fit(cls, rows: pd.DataFrame) -> Response | None:
+        """Least squares within sets; None where too few sets were measured twice.
+
+        Args:
+            rows: kernel rows of one machine and protocol.
+        """
+        logs_MJ, size_M = _logs(rows)
+        own = cls(
+            center_J=np.median(logs_MJ, axis=0),
+            mean_log_ms=float(size_M.mean()),
+            std_log_ms=max(float(size_M.std(ddof=1)), 1e-9) if len(size_M) > 1 else 1.0,
+            response_K={},
+        )
+        inputs_MK = own._inputs(logs_MJ, size_M)
+        index_M = rows["index"].to_numpy()
+        if len(index_M) - len(np.unique(index_M)) < _ROWS_PER_NUMBER * inputs_MK.shape[1]:
+            return None
+        within_MK = _less_mean_of_set(inputs_MK, index_M)
+        response_K: dict[str, FloatArray] = {}
+        for phase in PHASES:
+            times_M1 = np.log(rows[[f"{phase}_ms"]].to_numpy(dtype=np.float64))
+            wanted_M1 = _less_mean_of_set(times_M1, index_M)
+            found_K1, *_ = np.linalg.lstsq(within_MK, wanted_M1, rcond=None)
+            response_K[phase] = found_K1[:, 0].astype(np.float64)
+        return replace(own, response_K=response_K)
+
+    def apply(self, rows: pd.DataFrame) -> pd.DataFrame:
+        """Rows of the same machine and protocol with times of its usual speed."""
+        rows = rows.copy()
+        inputs_MK = self._inputs(*_logs(rows))
+        for phase, response_K in self.response_K.items():
+            columns = [f"{phase}_{suffix}" for suffix in _SUFFIXES]
+            rows[columns] = rows[columns].mul(np.exp(-(inputs_MK @ response_K)), axis=0)
+        return rows
+
+    def _inputs(self, logs_MJ: FloatArray, size_M: FloatArray) -> FloatArray:
+        centered_MJ = logs_MJ - self.center_J
+        z_M = (size_M - self.mean_log_ms) / self.std_log_ms
+        return np.hstack([centered_MJ, centered_MJ * z_M[:, None]])
+
+
+def _logs(rows: pd.DataFrame) -> tuple[FloatArray, FloatArray]:
+    """Logarithms of the references' times, [M, J], and of each row's set's mean total, [M]."""
+    logs_MJ = np.log(rows[list(REFERENCE_COLUMNS)].to_numpy(dtype=np.float64))
+    total_M = (rows["fwd_ms"] + rows["bwd_ms"]).groupby(rows["index"]).transform("mean")
+    return logs_MJ, np.log(total_M.to_numpy(dtype=np.float64))
+
+
 def normalise_by_references(frame: pd.DataFrame) -> pd.DataFrame:
     """See the module's first lines.
 
@@ -46,32 +110,10 @@ def normalise_by_references(frame: pd.DataFrame) -> pd.DataFrame:
     """
     frame = frame.copy()
     for _, group in frame.groupby(_GROUP):
-        factors = _factors(group)
-        if factors is None:
-            continue
-        for phase, factor_M in factors.items():
-            for suffix in _SUFFIXES:
-                frame.loc[group.index, f"{phase}_{suffix}"] *= factor_M
+        response = Response.fit(group)
+        if response is not None:
+            frame.loc[group.index] = response.apply(group)
     return frame
-
-
-def _factors(group: pd.DataFrame) -> dict[str, FloatArray] | None:
-    """What to multiply each row's times by, per phase; None if that cannot be told."""
-    logs_MJ = np.log(group[list(REFERENCE_COLUMNS)].to_numpy(dtype=np.float64))
-    logs_MJ -= np.median(logs_MJ, axis=0)
-    size_M = np.log((group["fwd_ms"] + group["bwd_ms"]).groupby(group["index"]).transform("mean"))
-    z_M = (size_M - size_M.mean()) / max(float(size_M.std()), 1e-9)
-    inputs_MK = np.hstack([logs_MJ, logs_MJ * z_M.to_numpy()[:, None]])
-    index = group["index"].to_numpy()
-    if len(index) - len(np.unique(index)) < _ROWS_PER_NUMBER * inputs_MK.shape[1]:
-        return None
-    within_MK = _less_mean_of_set(inputs_MK, index)
-    factors = {}
-    for phase in PHASES:
-        times_M1 = np.log(group[[f"{phase}_ms"]].to_numpy(dtype=np.float64))
-        response_K1, *_ = np.linalg.lstsq(within_MK, _less_mean_of_set(times_M1, index), rcond=None)
-        factors[phase] = np.exp(-(inputs_MK @ response_K1)[:, 0])
-    return factors
 
 
 def _less_mean_of_set(values_MK: FloatArray, index_M: NDArray[np.int64]) -> FloatArray:

@@ -27,7 +27,6 @@ SPREAD_BAR = 0.04
 def summarise(results: Mapping[Way, WayResults]) -> dict[str, dict[str, Any]]:
     """Spread and rate of every way, compared with naive where that was measured."""
     raw = {way: raw_spread_S(of_way) for way, of_way in results.items()}
-    precise = [results[Way.PRECISE]] if Way.PRECISE in results else []
     summary: dict[str, dict[str, Any]] = {}
     for way, of_way in results.items():
         spread_S = raw[way]
@@ -41,11 +40,9 @@ def summarise(results: Mapping[Way, WayResults]) -> dict[str, dict[str, Any]]:
             "process_start_s": of_way.start_s,
         }
         if way is not Way.NAIVE:
-            helpers = precise if way is Way.FAST else []
-            normalised_S = normalised_spread_S(of_way, helpers)
-            row["normalised_spread"] = median_of(normalised_S).to_json()
-            if way is Way.PRECISE:
-                spread_S, row["spread_that_counts"] = normalised_S, "normalised"
+            # What loading the rows of either preset gives.
+            spread_S, row["spread_that_counts"] = normalised_spread_S(of_way), "normalised"
+            row["normalised_spread"] = median_of(spread_S).to_json()
         if Way.NAIVE in results and way is not Way.NAIVE:
             naive = results[Way.NAIVE]
             row["rate_over_naive"] = rate_ratio(of_way, naive).to_json()

@@ -5,14 +5,14 @@ Everything is bootstrapped over shard sets, the same draws for all ways.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from autoshard.measure.normalising import combine_passes, normalise_by_references, repeat_spread
+from autoshard.measure.normalising import Response, combine_passes, repeat_spread
 from autoshard.measure.references import REFERENCE_COLUMNS
 from benchmarks.measuring.passes import PassResult, Way
 from benchmarks.runtime_speed.statistics import Interval
@@ -22,8 +22,6 @@ FloatArray = NDArray[np.float64]
 NUM_MEASUREMENTS = 2
 _NUM_RESAMPLES = 2000
 _TAIL_PERCENT = 2.5
-#: Keeps sets of different ways apart where their rows are put together.
-_INDEX_STRIDE = 10**6
 
 
 @dataclass(frozen=True)
@@ -68,7 +66,7 @@ class WayResults:
             {
                 "hardware_fingerprint": "this machine",
                 "protocol": "measured in turns",
-                "index": t.index + _INDEX_STRIDE * list(Way).index(self.way),
+                "index": t.index,
                 "repeat": repeat,
                 "pass": number,
                 **{
@@ -90,17 +88,19 @@ def raw_spread_S(results: WayResults) -> FloatArray:
     return repeat_spread(combine_passes(results.frame()))
 
 
-def normalised_spread_S(results: WayResults, others: Sequence[WayResults] = ()) -> FloatArray:
+def normalised_spread_S(results: WayResults) -> FloatArray:
     """The same, less what the reference kernels show of the machine.
 
-    Args:
-        results: with references.
-        others: whose rows help to tell how sets follow the references.
+    How sets follow the references is told, for each half of the sets, by the other half.
     """
     rows = results.frame()
-    together = pd.concat([rows, *(other.frame() for other in others)], ignore_index=True)
-    normalised = normalise_by_references(together).iloc[: len(rows)]
-    return repeat_spread(combine_passes(normalised.reset_index(drop=True)))
+    half_M = rows["index"] % 2
+    parts = []
+    for half in (0, 1):
+        response = Response.fit(rows[half_M != half])
+        own = rows[half_M == half]
+        parts.append(own if response is None else response.apply(own))
+    return repeat_spread(combine_passes(pd.concat(parts).sort_index()))
 
 
 def median_of(values_S: FloatArray) -> Interval:

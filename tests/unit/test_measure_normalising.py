@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from autoshard.measure.normalising import (
+    Response,
     combine_passes,
     normalise_by_references,
     repeat_spread,
@@ -115,3 +116,14 @@ def test_a_single_pass_has_no_spread() -> None:
     assert found["num_passes"].tolist() == [1, 1]
     assert found["pass_spread"].isna().all()
     assert repeat_spread(found).size == 0
+
+
+def test_one_half_of_the_sets_tells_how_the_other_half_responds() -> None:
+    rows, exact = measured()
+    odd = rows["index"] % 2 == 1
+    response = Response.fit(rows[odd])
+    assert response is not None
+    found = response.apply(rows[~odd])
+    left = np.log(found["bwd_ms"] / exact[~odd])
+    assert left.groupby(found["index"]).std().max() < 0.02
+    assert list(found.index) == list(rows.index[~odd])
