@@ -9,6 +9,7 @@ from rich.table import Table as RichTable
 
 from autoshard.measure.config import SimulatedDevice
 from cost_net.errors import QUANTITIES
+from cost_net.monotonicity import SWITCHED
 from cost_net.probe_sets import GROWTHS
 
 FLOOR_NAME = "a second measurement"
@@ -179,7 +180,7 @@ def _learning(report: Report) -> str:
 
 
 def _growth(report: Report) -> str:
-    growths = ("all", *GROWTHS)
+    growths = ("all", *GROWTHS, SWITCHED)
     rows = []
     for name, by_growth in report["growth"].items():
         cells = []
@@ -192,7 +193,9 @@ def _growth(report: Report) -> str:
         rows.append([name, *cells])
     return (
         "## Sets that grew\n\nHow often the grown set is predicted to cost less in total / less by "
-        "more than two measurements differ (median) / the largest decrease.\n\n"
+        "more than two measurements differ (median) / the largest decrease. A replica that grows "
+        "may exchange bags instead of rows, or rows instead of bags: then it runs another update, "
+        f"which may be the cheaper one. Such sets stand apart under {SWITCHED!r}.\n\n"
         + _table(("cost model", *growths), rows)
     )
 

@@ -18,6 +18,8 @@ from cost_net.errors import QUANTITIES, with_total
 from cost_net.probe_sets import GROWTHS, GrownSets
 
 FloatArray = NDArray[np.float64]
+#: Grown sets in which a replica's exchange is another one now; see `GrownSets.switched_M`.
+SWITCHED = "another exchange"
 
 
 def growth_report(
@@ -36,7 +38,8 @@ def growth_report(
             (their median); None where that was not measured.
 
     Returns:
-        For each way to grow, `all` of them, and each quantity: `num` predictions,
+        For each way to grow, `all` of them, and each quantity, of sets whose replicas exchange
+        as before, and for `SWITCHED`, which holds the others: `num` predictions,
         `share_cheaper`, `share_beyond_noise` (None without noise), `median_decrease` of the
         cheaper ones and `largest_decrease`, as shares of the prediction before (0 if none).
     """
@@ -44,8 +47,10 @@ def growth_report(
     with np.errstate(invalid="ignore", divide="ignore"):
         change_QM3 = _totals(after_QMP) / before_QM3 - 1.0
     report: dict[str, dict[str, dict[str, Any]]] = {}
-    for growth in ("all", *GROWTHS):
-        rows = slice(None) if growth == "all" else grown.growth_M == growth
+    for growth in ("all", *GROWTHS, SWITCHED):
+        rows = grown.switched_M if growth == SWITCHED else ~grown.switched_M
+        if growth in GROWTHS:
+            rows = rows & (grown.growth_M == growth)
         report[growth] = {
             quantity: _decreases(change_QM3[:, rows, column].ravel(), noise[quantity])
             for column, quantity in enumerate(QUANTITIES)

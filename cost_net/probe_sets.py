@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.distributions import IdDistribution
-from autoshard.features import shard_features
+from autoshard.features import SHARD_FEATURES, shard_features
 from autoshard.problem import Optimizer, TrainingConfig
 from autoshard.shards import ShardingType, ShardSlice
 from autoshard.tables import DataType, Table
@@ -26,6 +26,7 @@ from cost_net.dataset import KernelData
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 POOLING_GROWTH = 1.5
+_REDUCED_BY_ROW = SHARD_FEATURES.index("is_reduced_by_row")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +54,10 @@ class GrownSets:
     """The measured set that each came from, as a row of the measured data."""
     growth_M: NDArray[np.str_]
     """What was added: one of `GROWTHS`."""
+    switched_M: NDArray[np.bool_]
+    """Whether some replica that exchanged its rows exchanges its bags now, or the other way round
+    (`autoshard.shards.replica_exchange`). It then runs another update, which may truly be the
+    cheaper one."""
 
 
 def unmeasured(features: Sequence[FloatArray], optimizer: Optimizer) -> KernelData:
@@ -130,7 +135,8 @@ def grow_sets(
     generator = np.random.default_rng(seed)
     rows = sorted(sets)
     chosen = sorted(generator.permutation(rows)[:num_sets].tolist())
-    features, base, growth = [], [], []
+    features: list[FloatArray] = []
+    base, growth, switched = [], [], []
     for row in chosen:
         one = sets[row]
         own_SF = one.features()
@@ -148,8 +154,16 @@ def grow_sets(
         features.append(np.vstack([own_SF, one.features([further])]))
         growth.append(ONE_MORE_SHARD)
         base += [row] * len(GROWTHS)
+        was_S = own_SF[:, _REDUCED_BY_ROW]
+        switched += [
+            bool((grown_SF[: len(was_S), _REDUCED_BY_ROW] != was_S).any())
+            for grown_SF in features[-len(GROWTHS) :]
+        ]
     return GrownSets(
-        data=unmeasured(features, optimizer), base_M=np.array(base), growth_M=np.array(growth)
+        data=unmeasured(features, optimizer),
+        base_M=np.array(base),
+        growth_M=np.array(growth),
+        switched_M=np.array(switched, dtype=bool),
     )
 
 

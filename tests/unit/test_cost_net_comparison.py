@@ -126,6 +126,32 @@ def test_grown_sets_differ_from_their_base_in_one_shard_or_in_samples():
         assert (changed != before).any(axis=1).sum() == 1
     np.testing.assert_allclose(after[3][:, 0], 2 * before[:, 0])  # bags of the forward
     np.testing.assert_array_equal(after[4][:3], before)
+    assert not grown.switched_M.any()
+
+
+def test_sets_whose_replicas_exchange_otherwise_are_told_apart():
+    """64 samples of 4 ids: rows travel while fewer than about 64 are touched, then bags."""
+    few = ShardSlice.whole(
+        table(num_embeddings=40, embedding_dim=64, pooling_factor=4), ShardingType.DATA_PARALLEL
+    )
+    training = TrainingConfig(batch_size=64)
+    one = SetOnRank(slices=(few,), training=training, world_size=2)
+    grown = grow_sets({0: one}, training.optimizer, 1, seed=0)
+    switched = dict(zip(grown.growth_M, grown.switched_M, strict=True))
+    assert switched == {
+        "rows × 2": True,  # about 78 of 80 rows are touched
+        "columns × 2": False,
+        "pooling × 1.5": False,
+        "batch × 2": False,
+        "one more shard": False,
+    }
+    cheaper = np.full((1, 5, 2), 0.5)
+    noise = dict.fromkeys(("fwd", "bwd", "total"), 0.02)
+    report = growth_report(grown, np.ones((1, 1, 2)), cheaper, noise)
+    assert report["rows × 2"]["total"]["num"] == 0
+    assert report["all"]["total"]["num"] == 4
+    assert report["another exchange"]["total"]["num"] == 1
+    assert report["another exchange"]["total"]["share_cheaper"] == 1.0
 
 
 def test_decreases_by_hand():
