@@ -22,6 +22,7 @@ from autoshard.errors import InputError
 from autoshard.features import TRAFFIC_FEATURES
 from autoshard.measure.config import Collective, SimulatedDevice
 from autoshard.measure.loading import (
+    exchange_time_ms,
     load_collective_rows,
     load_kernel_measurements,
     row_features,
@@ -232,7 +233,7 @@ def collective_data(
         test_M[rows[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY]] = True
     return CollectiveData(
         traffic_MC=frame[list(TRAFFIC_FEATURES)].to_numpy(dtype=np.float64),
-        time_ms_M=frame["transfer_ms"].to_numpy(dtype=np.float64),
+        time_ms_M=exchange_time_ms(frame),
         oversubscribed_M=frame["oversubscribed"].to_numpy(dtype=bool),
         test_M=test_M,
         num_processors=_processors(frame),

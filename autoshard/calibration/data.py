@@ -18,7 +18,12 @@ from numpy.typing import NDArray
 from autoshard.errors import InputError
 from autoshard.features import TRAFFIC_FEATURES
 from autoshard.measure.config import Collective, SimulatedDevice
-from autoshard.measure.loading import load_collective_rows, load_kernel_measurements, row_features
+from autoshard.measure.loading import (
+    exchange_time_ms,
+    load_collective_rows,
+    load_kernel_measurements,
+    row_features,
+)
 from autoshard.measure.runner import COLLECTIVES_FOLDER, KERNELS_FOLDER
 from autoshard.objective import CostSource
 from autoshard.problem import Optimizer, parse_optimizer
@@ -139,7 +144,8 @@ def calibration_data(kernels: pd.DataFrame, exchanges: pd.DataFrame | None) -> C
         for name in ("device", *_FINGERPRINTS):
             both = pd.concat([kernels[[name]], exchanges[[name]]])
             _check_one(both, name, "kernels and all-to-alls", "measure both on one machine")
-    _check_times(kernels, ("fwd_ms", "bwd_ms"))
+    time_ms_NP = kernels[["fwd_ms", "bwd_ms"]].to_numpy(dtype=np.float64)
+    _check_times(time_ms_NP)
     features = [
         row_features({str(key): value for key, value in record.items()})
         for record in kernels.to_dict("records")
@@ -149,7 +155,7 @@ def calibration_data(kernels: pd.DataFrame, exchanges: pd.DataFrame | None) -> C
     sets = SetRows(
         features_SF=np.concatenate(features),
         num_shards_N=np.array([len(own) for own in features], dtype=np.int64),
-        time_ms_NP=kernels[["fwd_ms", "bwd_ms"]].to_numpy(dtype=np.float64),
+        time_ms_NP=time_ms_NP,
         # Draws are numbered within a protocol: two folders both begin at 0.
         index_N=np.asarray(kernels.groupby(["protocol", "index"]).ngroup(), dtype=np.int64),
     )
@@ -169,10 +175,10 @@ def calibration_data(kernels: pd.DataFrame, exchanges: pd.DataFrame | None) -> C
 
 
 def _exchange_rows(frame: pd.DataFrame) -> ExchangeRows:
-    _check_times(frame, ("transfer_ms",))
+    time_ms_M = exchange_time_ms(frame)
+    _check_times(time_ms_M)
     return ExchangeRows(
-        traffic_MC=frame[list(TRAFFIC_FEATURES)].to_numpy(dtype=np.float64),
-        time_ms_M=frame["transfer_ms"].to_numpy(dtype=np.float64),
+        traffic_MC=frame[list(TRAFFIC_FEATURES)].to_numpy(dtype=np.float64), time_ms_M=time_ms_M
     )
 
 
@@ -214,8 +220,7 @@ def _check_one(frame: pd.DataFrame, column: str, what: str, remedy: str) -> None
         )
 
 
-def _check_times(frame: pd.DataFrame, columns: tuple[str, ...]) -> None:
-    times = frame[list(columns)].to_numpy(dtype=np.float64)
+def _check_times(times: FloatArray) -> None:
     if not np.all(np.isfinite(times) & (times > 0)):
         raise InputError(
             "measured times are not usable",

@@ -77,6 +77,21 @@ def load_collective_rows(
     return _load(paths, RowKind.COLLECTIVES, allow_mixed=allow_mixed)
 
 
+def exchange_time_ms(rows: pd.DataFrame) -> NDArray[np.float64]:
+    """What collectives took, in ms: the time to learn and to predict, float64 [M].
+
+    The median; where ranks share cores, the 20th percentile. There, most repetitions also wait
+    for whole time slices of the system's scheduler, which has to do with how many threads want
+    to run and little with the exchange: on two cores, four ranks take longer in the median than
+    six do. The 20th percentile is what an exchange takes if the cores are free when it needs them.
+    """
+    return np.where(
+        rows["oversubscribed"].to_numpy(dtype=bool),
+        rows["transfer_p20_ms"].to_numpy(dtype=np.float64),
+        rows["transfer_ms"].to_numpy(dtype=np.float64),
+    )
+
+
 def row_slices(row: Mapping[str, Any]) -> tuple[ShardSlice, ...]:
     """The shard set of a kernel row."""
     return slices_from_text(row["slices"], f"row {row['key']}")
