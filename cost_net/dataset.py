@@ -22,6 +22,7 @@ from autoshard.errors import InputError
 from autoshard.features import TRAFFIC_FEATURES
 from autoshard.measure.config import Collective, SimulatedDevice
 from autoshard.measure.loading import (
+    described_in,
     exchange_time_ms,
     load_collective_rows,
     load_kernel_measurements,
@@ -261,7 +262,8 @@ def load_measurements(folders: Sequence[str | Path]) -> MeasuredData:
     """
     if not folders:
         raise InputError("no measurements are given", remedy="measurements=[path/to/folder]")
-    kernel_frame = load_kernel_measurements([existing(folder, "kernels") for folder in folders])
+    kernel_files = [existing(folder, "kernels") for folder in folders]
+    kernel_frame = load_kernel_measurements(kernel_files)
     collective_frame = load_collective_rows([existing(folder, "collectives") for folder in folders])
     _check_one_device(kernel_frame, collective_frame)
     kernels = kernel_data(kernel_frame)
@@ -290,8 +292,13 @@ def load_measurements(folders: Sequence[str | Path]) -> MeasuredData:
             "cache": str(kernel_frame["cache"].iloc[0]),
             "threads": int(kernel_frame["threads"].iloc[0]),
             "concurrent_workers": int(kernel_frame["concurrent_workers"].iloc[0]),
+            "num_repeated_sets": int((kernel_frame["repeat"] == 1).sum()),
+            "num_passes": int(kernel_frame["num_passes"].max()),
+            "num_oversubscribed_rows": int(exchanges["oversubscribed"].sum()),
             "hardware_fingerprint": str(kernel_frame["hardware_fingerprint"].iloc[0]),
             "software_fingerprint": str(kernel_frame["software_fingerprint"].iloc[0]),
+            "environments": described_in(kernel_files, "environments"),
+            "protocols": described_in(kernel_files, "protocols"),
         },
     )
 

@@ -35,7 +35,8 @@ from autoshard.features import (
 )
 from autoshard.objective import CostSource
 from autoshard.programs import save_program
-from cost_net.dataset import SPLITS, MeasuredData
+from cost_net.card import write_card
+from cost_net.dataset import MeasuredData
 from cost_net.networks import AdditiveNet, CollectiveNet, SumNet
 from cost_net.training import CostNetConfig
 
@@ -112,7 +113,7 @@ def export_cost_model(
         identity=(*COST_MODEL_IDENTITY, *([SOURCE_KEY] if is_simulated else [])),
         writers={
             WEIGHTS_FILE: lambda path: save_file(weights, path),
-            CARD_FILE: lambda path: _write_card(path, described),
+            CARD_FILE: lambda path: write_card(path, described),
             **{name: partial(save_program, program) for name, program in programs.items()},
         },
     )
@@ -143,88 +144,3 @@ def _program(module: nn.Module, example: tuple[Tensor, ...]) -> torch.export.Exp
         return torch.export.export(
             module.eval(), example, dynamic_shapes=tuple({0: rows} for _ in example), strict=False
         )
-
-
-def _write_card(path: Path, described: Mapping[str, Any]) -> None:
-    facts, errors = described["measurements"], described["errors"]
-    ranges = described["measured_range"]
-    split = next(name for name in reversed(SPLITS) if name in errors["splits"])
-    lines = [
-        "# Cost model",
-        "",
-        "Predicts the forward and backward time of a set of embedding shards on one rank, and the",
-        "transfer time of an all-to-all. "
-        + (
-            "It learned from a simulated device, not from measurements:\nits costs, in "
-            "milliseconds, are marked `simulated`."
-            if described[SOURCE_KEY] == CostSource.SIMULATED.value
-            else "Costs are predictions, in milliseconds."
-        ),
-        "",
-        "## Data and hardware",
-        "",
-        f"- {facts['num_kernel_rows']} kernel rows and {facts['num_collective_rows']} all-to-alls,",
-        f"  measured from {facts['measured_from']} to {facts['measured_to']}",
-        f"- device `{facts['device']}`, {facts['threads']} thread(s) per process,"
-        f" {facts['concurrent_workers']} processes at once, caches {facts['cache']}",
-        f"- hardware fingerprint `{facts['hardware_fingerprint']}`,"
-        f" software fingerprint `{facts['software_fingerprint']}`",
-        f"- optimizer(s): {', '.join(ranges['optimizers'])}; world sizes of all-to-alls:"
-        f" {', '.join(map(str, ranges['world_sizes']))}",
-        "",
-        f"## Errors on {split} tables"
-        + (", which occur in no training row" if split != "train" else ""),
-        "",
-        "| predictor | fwd median | bwd median | total median | total mean | tau |",
-        "|---|---|---|---|---|---|",
-    ]
-    rows = dict(errors["splits"][split]["models"])
-    if errors.get("noise_floor"):
-        rows["a second measurement"] = errors["noise_floor"]
-    for name, scores in rows.items():
-        tau = scores["total"]["tau"]
-        lines.append(
-            f"| {name} | {scores['fwd']['median']:.1%} | {scores['bwd']['median']:.1%} "
-            f"| {scores['total']['median']:.1%} | {scores['total']['mean']:.1%} "
-            f"| {'–' if tau is None else f'{tau:.3f}'} |"
-        )
-    exchanges = errors["collectives"]
-    held_out = exchanges["test"]
-    lines += [
-        "",
-        f"All-to-alls: median relative error {exchanges['median']:.1%} on the {exchanges['num']} "
-        "trained on, "
-        + (
-            f"{held_out['median']:.1%} on {held_out['num']} held out."
-            if held_out
-            else "none held out."
-        ),
-        *_unseen_world_sizes(exchanges.get("left_out_world_sizes") or {}),
-        "",
-        "## Limits",
-        "",
-        "It holds for the hardware, optimizer, data type and thread count it was measured with.",
-        "Outside the measured range of its features a prediction is marked `extrapolated`.",
-        "",
-        "| feature | from | to |",
-        "|---|---|---|",
-        *(
-            f"| {name} | {low:.4g} | {high:.4g} |"
-            for name, (low, high) in ranges["features"].items()
-            if not name.startswith("lookup_share_reuse")
-        ),
-        "",
-    ]
-    path.write_text("\n".join(lines), encoding="utf-8")
-
-
-def _unseen_world_sizes(rows: Mapping[str, Any]) -> list[str]:
-    """What the card says of world sizes that the model had not seen."""
-    if not rows:
-        return []
-    told = "; ".join(
-        f"{scores['without']['median']:.1%} instead of {scores['with']['median']:.1%}"
-        f" at {world_size} ranks"
-        for world_size, scores in rows.items()
-    )
-    return ["", f"Median error on a world size that is left out of training: {told}."]

@@ -29,6 +29,9 @@ FACTS = {
     "cache": "warm",
     "threads": 1,
     "concurrent_workers": 1,
+    "num_passes": 1,
+    "num_repeated_sets": 0,
+    "num_oversubscribed_rows": 0,
     "hardware_fingerprint": "made up",
     "software_fingerprint": "made up",
 }

@@ -77,6 +77,19 @@ def load_collective_rows(
     return _load(paths, RowKind.COLLECTIVES, allow_mixed=allow_mixed)
 
 
+def described_in(paths: str | Path | Sequence[str | Path], name: str) -> dict[str, Any]:
+    """What files say of how their rows came about.
+
+    Args:
+        paths: as for `load_kernel_rows`.
+        name: `environments`, by hardware or software fingerprint, or `protocols`, by theirs.
+    """
+    found: dict[str, Any] = {}
+    for path in measurement_files(paths):
+        found.update(read_part(path)[1].get(name, {}))
+    return found
+
+
 def exchange_time_ms(rows: pd.DataFrame) -> NDArray[np.float64]:
     """What collectives took, in ms: the time to learn and to predict, float64 [M].
 
