@@ -22,7 +22,13 @@ from autoshard.measure.config import CacheState, KernelConfig, TimingConfig, rea
 from autoshard.measure.environment import last_level_cache_bytes
 from autoshard.measure.kernel_set import KernelSet
 from autoshard.measure.references import REFERENCE_KERNELS
-from autoshard.measure.repetition import NS_PER_MS, Repetitions, is_settled, reached_target
+from autoshard.measure.repetition import (
+    NS_PER_MS,
+    Repetitions,
+    is_settled,
+    is_used_up,
+    reached_target,
+)
 from autoshard.runtime.capabilities import Device
 from autoshard.shards import ShardSlice
 
@@ -163,11 +169,12 @@ class KernelMeter:
                 self._run(reference, len(turns) % num_batches)
                 turns.append(self._run(reference, len(turns) % num_batches))
             self._run(kernels, len(timed) % num_batches)
-            timed.extend(
-                self._run(kernels, (len(timed) + index) % num_batches)
-                for index in range(min(turn, timing.max_iterations - len(timed)))
-            )
-            elapsed_s += (time.perf_counter_ns() - start_ns) / 1e9
+            before_s = elapsed_s
+            for _ in range(turn):
+                timed.append(self._run(kernels, len(timed) % num_batches))
+                elapsed_s = before_s + (time.perf_counter_ns() - start_ns) / 1e9
+                if is_used_up(len(timed), elapsed_s, timing):
+                    break
         return timed, references
 
     def _run(self, kernels: KernelSet, batch: int) -> _Iteration:

@@ -74,9 +74,14 @@ def is_settled(
     count = len(series_ms[0])
     if count < config.min_iterations:
         return False
-    if count >= config.max_iterations or elapsed_s >= config.time_budget_s:
-        return True
-    return reached_target(series_ms, config)
+    return is_used_up(count, elapsed_s, config) or reached_target(series_ms, config)
+
+
+def is_used_up(count: int, elapsed_s: float, config: TimingConfig) -> bool:
+    """Whether so many repetitions, or so much time, are all that is allowed."""
+    return count >= config.max_iterations or (
+        count >= config.min_iterations and elapsed_s >= config.time_budget_s
+    )
 
 
 def reached_target(series_ms: Sequence[Sequence[float]], config: TimingConfig) -> bool:
