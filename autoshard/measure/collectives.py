@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from autoshard.errors import InputError, WorkerError
+from autoshard.interrupts import held_back_from_children
 from autoshard.measure.collective_ranks import CollectiveTiming, RankSetup, Stage, rank_main
 from autoshard.measure.config import CollectiveConfig, real_device
 from autoshard.measure.environment import available_cores
@@ -102,7 +103,8 @@ def _run_ranks(setup: RankSetup) -> Generator[tuple[int, CollectiveTiming], None
                 process = context.Process(
                     target=rank_main, args=(rank, setup, stages, theirs), daemon=True
                 )
-                process.start()
+                with held_back_from_children():
+                    process.start()
                 theirs.close()
                 processes.append(process)
                 connections.append(ours)

@@ -18,6 +18,7 @@ from multiprocessing.context import SpawnProcess
 from typing import Any
 
 from autoshard.errors import WorkerError
+from autoshard.interrupts import held_back_from_children
 
 #: Importing torch and FBGEMM on a busy machine; far beyond what was ever seen.
 START_LIMIT_S = 180.0
@@ -76,7 +77,8 @@ def run_tasks(
             process = context.Process(
                 target=_work, args=(theirs, make_handler, number), daemon=True
             )
-            process.start()
+            with held_back_from_children():
+                process.start()
             theirs.close()
             workers.append(
                 _Worker(number, process, ours, deadline_s=time.monotonic() + START_LIMIT_S)

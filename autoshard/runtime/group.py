@@ -19,6 +19,7 @@ from typing import Any
 
 from autoshard import errors
 from autoshard.errors import AutoshardError, InputError, WorkerError
+from autoshard.interrupts import held_back_from_children
 from autoshard.runtime.capabilities import Device
 from autoshard.runtime.collectives import DEFAULT_TIMEOUT_S, CollectiveError
 from autoshard.runtime.serve import WorkerSpec, serve
@@ -94,7 +95,8 @@ class WorkerGroup:
                     process = context.Process(
                         target=serve, args=(spec, child), name=f"rank{rank}", daemon=True
                     )
-                    process.start()
+                    with held_back_from_children():
+                        process.start()
                     child.close()
                     self._processes.append(process)
                     self._connections.append(parent)

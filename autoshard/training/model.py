@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from autoshard.errors import ArtifactError
+from autoshard.errors import ArtifactError, InfeasibleError
 from autoshard.plan import ShardingPlan
 from autoshard.runtime.collectives import Collectives
 from autoshard.runtime.dense import DenseHead
@@ -89,6 +90,7 @@ def build_model(
         input_collectives: for distributing the input in another thread.
 
     Raises:
+        InfeasibleError: the dense layers do not fit into memory.
         AutoshardError: as `ShardedEmbeddings` and the dense layers do.
     """
     embeddings = ShardedEmbeddings(
@@ -98,21 +100,9 @@ def build_model(
         ids_mode=options.run.ids_mode,
         seed=options.run.seed,
     )
-    dense: nn.Module
-    if options.model is Model.DLRM:
-        dense = DLRM(
-            embeddings.output_dims,
-            num_numeric=num_numeric,
-            interaction_dim=options.interaction_dim,
-            bottom=options.bottom,
-            top=options.top,
-            seed=options.run.seed,
-        )
-    else:
-        # By name, so that tables may change places in a plan without changing the model.
-        dims = dict(sorted(embeddings.output_dims.items()))
-        dense = DenseHead(dims, hidden=options.top, seed=options.run.seed)
-    dense.to(collectives.device)
+    with within_memory():
+        dense = _dense_layers(embeddings.output_dims, options, num_numeric)
+        dense.to(collectives.device)
     optimizer = _OPTIMIZERS[options.dense_optimizer](
         dense.parameters(),
         lr=options.first_dense_learning_rate,  # type: ignore[call-arg]
@@ -123,3 +113,34 @@ def build_model(
         dense_optimizer=optimizer,
         learning_rate=plan.training.learning_rate,
     )
+
+
+def _dense_layers(
+    output_dims: Mapping[str, int], options: TrainingOptions, num_numeric: int
+) -> nn.Module:
+    if options.model is Model.DLRM:
+        return DLRM(
+            output_dims,
+            num_numeric=num_numeric,
+            interaction_dim=options.interaction_dim,
+            bottom=options.bottom,
+            top=options.top,
+            seed=options.run.seed,
+        )
+    # By name, so that tables may change places in a plan without changing the model.
+    return DenseHead(dict(sorted(output_dims.items())), hidden=options.top, seed=options.run.seed)
+
+
+@contextlib.contextmanager
+def within_memory() -> Iterator[None]:
+    """Tell a failed allocation of dense layers as what it is."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
+            raise
+        raise InfeasibleError(
+            "the dense layers do not fit into memory",
+            got=str(error).splitlines()[0][:160],
+            remedy="choose smaller --bottom, --top or --interaction-dim",
+        ) from error

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from autoshard.errors import InfeasibleError, InputError, WorkerError
 from autoshard.memory import LEDGER_LINES, RankLedger
@@ -17,6 +18,7 @@ from autoshard.runtime.host_memory import available_bytes, check_host_memory
 from autoshard.runtime.signals import ended_in_order
 from autoshard.runtime.together import each, together
 from autoshard.training.curve import CurveRow, draw_curve, write_curve
+from autoshard.training.model import within_memory
 from autoshard.training.options import DenseOptimizer, Model, TrainingOptions
 from autoshard.training.position import Position
 from autoshard.training.progress import Progress, parse_progress
@@ -199,3 +201,10 @@ def test_work_of_a_world_of_one_fails_as_it_is() -> None:
         together(collectives, "counting", lambda: fail(InputError("wrong")))
     with pytest.raises(WorkerError, match="counting failed; got: ZeroDivisionError: zero"):
         each(collectives, "counting", lambda: fail(ZeroDivisionError("zero")))
+
+
+def test_dense_layers_beyond_all_memory_are_an_infeasible_request() -> None:
+    with pytest.raises(InfeasibleError, match="--interaction-dim"), within_memory():
+        torch.empty(2**50)
+    with pytest.raises(RuntimeError, match="shape"), within_memory():
+        torch.empty(3).view(2, 2)
