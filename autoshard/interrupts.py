@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def held_back_from_children() -> Iterator[None]:
-    """Processes that are started within never see SIGINT; one that arrives here meanwhile waits.
+    """Processes that are started within never see SIGINT; one that comes meanwhile is not lost.
 
     Children inherit the mask from their first instruction on, before they could ignore the signal
     themselves: without it, each would print a traceback from the middle of its imports.

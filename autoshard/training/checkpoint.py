@@ -159,6 +159,18 @@ def save_checkpoint(
             shutil.rmtree(temporary, ignore_errors=True)
 
 
+def check_writable(folder: Path) -> None:
+    """Refuse a folder that nothing can be written to: a training would end, and be lost, in it.
+
+    Raises:
+        InputError: it cannot be made, or not be written to.
+    """
+    with _disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=_TEMPORARY_PREFIX, dir=folder):
+            pass
+
+
 def _make(folder: Path) -> str:
     """A new hidden folder; what an earlier, killed run left of its own goes away."""
     with _disk_errors(folder):

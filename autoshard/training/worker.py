@@ -15,6 +15,7 @@ from autoshard.runtime.clocks import clock_offsets_ns
 from autoshard.runtime.timing import StepRecord, StepTimings, combine_records
 from autoshard.runtime.together import each
 from autoshard.runtime.worker import RankProcess, make_loop
+from autoshard.training.checkpoint import check_writable
 from autoshard.training.manifest import Manifest, latest_checkpoint, read_manifest
 from autoshard.training.model import build_model
 from autoshard.training.options import TrainingOptions
@@ -107,11 +108,13 @@ def find_checkpoint(options: TrainingOptions) -> Manifest | None:
     """The checkpoint to resume from; None to start anew.
 
     Raises:
-        InputError: there are checkpoints, but resuming is not asked for.
+        InputError: nothing can be written there, or there are checkpoints, but resuming is not
+            asked for.
         ArtifactError: the newest one is damaged.
     """
     if options.checkpoint is None:
         return None
+    check_writable(Path(options.checkpoint))
     latest = latest_checkpoint(Path(options.checkpoint))
     if latest is None:
         return None

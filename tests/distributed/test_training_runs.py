@@ -22,7 +22,7 @@ from autoshard.tables import PoolingType, Table
 from autoshard.training.launch import check_training
 from autoshard.training.options import DenseOptimizer, TrainingOptions
 from autoshard.training.results import TrainingResult
-from autoshard.training.worker import train_plan
+from autoshard.training.worker import find_checkpoint, train_plan
 from tests.distributed.model_cases import Kind, make_plan
 from tests.distributed.runtime_cases import run_ranks
 
@@ -221,6 +221,12 @@ def test_a_finished_run_has_nothing_left_to_do(groups: Groups, tmp_path: Path) -
     assert longer.num_steps == 16
     both = train(groups, plan_of(["0"] * 6, 1), replace(OPTIONS, max_steps=None, epochs=2))
     assert first.losses + longer.losses == both.losses
+
+
+def test_a_folder_that_cannot_be_written_to_is_refused_before_the_training() -> None:
+    # Nobody can make a folder there, root included.
+    with pytest.raises(InputError, match="cannot write a checkpoint in /proc/nope"):
+        find_checkpoint(replace(OPTIONS, checkpoint="/proc/nope"))
 
 
 def test_what_does_not_belong_to_a_checkpoint_is_refused(groups: Groups, tmp_path: Path) -> None:
