@@ -15,7 +15,9 @@ from autoshard.calibration.artifact import calibrate
 from autoshard.calibration.data import CalibrationData, calibration_data
 from autoshard.calibration.measuring import QuickMeasuring, measure_for_calibration
 from autoshard.calibration.tunable import TunableModel
+from autoshard.cli.calibrate import DEFAULT_TABLES
 from autoshard.cli.main import run_command_line
+from autoshard.cli.options import load_tables
 from autoshard.cost_models.exported import load_cost_model
 from autoshard.errors import ArtifactError, InputError
 from autoshard.measure.config import TimingConfig
@@ -140,6 +142,10 @@ def test_unusable_requests_end_with_one_line(arguments, message, tmp_path, capsy
     assert run_command_line(["calibrate", *filled]) == 2
     assert message in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["there"]
+
+
+def test_the_default_tables_are_there() -> None:
+    assert len(load_tables(DEFAULT_TABLES)) == 1000
 
 
 def test_it_measures_this_machine_and_goes_on_where_it_was(tmp_path, monkeypatch) -> None:
