@@ -10,6 +10,7 @@ Shapes: R=ranks, I=iterations.
 
 from __future__ import annotations
 
+import multiprocessing
 import time
 import traceback
 from dataclasses import dataclass
@@ -31,7 +32,10 @@ from autoshard.measure.repetition import NS_PER_MS, Repetitions, is_settled, rea
 from autoshard.measure.traffic_sampling import Traffic
 from autoshard.measure.workers import START_LIMIT_S
 from autoshard.runtime.capabilities import Device
+from autoshard.runtime.gloo_threads import keep_gloo_from_preempting
 
+#: What rows depend on beside the configuration; rows of another procedure are not mixed in.
+PROCEDURE = {"gloo_receives": "without preempting", "finished_ranks": "wait"}
 #: Iterations between two decisions whether to go on.
 _CHUNK = 8
 
@@ -103,12 +107,17 @@ def rank_main(rank: int, setup: RankSetup, stages: Any, connection: Connection) 
         rank: of this process.
         setup: the same for all ranks.
         stages: shared int64 [2 · world_size]: each rank's `Stage` and item.
-        connection: to the parent.
+        connection: to the parent, which is to end the process.
     """
     try:
         _Rank(rank, setup, stages, connection).run()
         stages[2 * rank] = Stage.FINISHED
         connection.send(("finished", None))
+        # Leaving keeps a core busy for about a second, in which others would be timed: wait
+        # for the parent, which ends everybody when all are through.
+        parent = multiprocessing.parent_process()
+        if parent is not None:
+            parent.join()
     except BrokenPipeError:
         return
     except BaseException:
@@ -139,6 +148,7 @@ class _Rank:
         )
         sizes = sorted({traffic.world_size for traffic in setup.traffics})
         self._groups = {size: dist.new_group(list(range(size)), timeout=limit) for size in sizes}
+        keep_gloo_from_preempting()  # as the runtime does, which runs what is measured here
         counts = [t.num_elements(rank) for t in setup.traffics if rank < t.world_size]
         self._given = torch.empty(max(given for given, _ in counts), device=self._device)
         self._taken = torch.zeros(max(taken for _, taken in counts), device=self._device)

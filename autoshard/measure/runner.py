@@ -19,6 +19,7 @@ from autoshard.cost_models.simulated import SimulatedCostModel
 from autoshard.errors import InputError
 from autoshard.features import TRAFFIC_FEATURES
 from autoshard.measure.collective_ranks import CollectiveTiming
+from autoshard.measure.collective_ranks import PROCEDURE
 from autoshard.measure.collectives import check_world_size, time_collectives
 from autoshard.measure.config import (
     Collective,
@@ -220,6 +221,7 @@ def measure_collectives(
     num_cores = len(available_cores())
     if model is None:
         described["timing"] = to_plain(collectives.timing)
+        described["procedure"] = PROCEDURE
         for world_size in collectives.world_sizes:
             check_world_size(world_size, real_device(collectives.device))
     schedule = collective_schedule(config)

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from autoshard.errors import WorkerError
+from autoshard.runtime.gloo_threads import keep_gloo_from_preempting
 from autoshard.runtime.timing import Phase, Recorder
 
 DEFAULT_TIMEOUT_S = 60.0
@@ -78,7 +79,7 @@ class Collectives:
         name: str | None = None,
         recorder: Recorder | None = None,
     ) -> None:
-        """Wrap a process group that is open.
+        """Wrap a process group that is open, and set the policy of gloo's threads.
 
         Args:
             rank: in the group.
@@ -97,6 +98,8 @@ class Collectives:
         self.name = name or f"rank {rank}"
         self.recorder = recorder or Recorder(device)
         self._nodes: dict[int, Collectives] = {}
+        if device.type == "cpu":
+            keep_gloo_from_preempting()
 
     def new_group(self) -> Collectives:
         """The same ranks on a process group of their own, for another thread or for DDP.

@@ -1,8 +1,11 @@
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -17,6 +20,7 @@ from autoshard.measure.runner import collective_schedule, measure_collectives
 from autoshard.measure.traffic_sampling import Traffic
 from tests.process_cases import Children
 
+ROOT = Path(__file__).absolute().parents[2]
 QUICK = TimingConfig(warmup_iterations=1, min_iterations=5, max_iterations=5)
 CONFIG = CollectiveConfig(world_sizes=(2, 3), timing=QUICK, item_time_limit_s=30.0)
 EVEN = [kind for kind in Collective if kind is not Collective.ALL_TO_ALL]
@@ -92,3 +96,48 @@ def test_a_failing_rank_is_named_with_its_cause():
     with pytest.raises(WorkerError, match=r"rank 1 failed\n(?s:.*)IndexError"):
         list(time_collectives([traffic(64, 64)], CONFIG, arrival_delay_ms=(0.0,)))
     assert not children.new()
+
+
+def test_ranks_that_are_through_stay_still_until_all_are():
+    children = Children()
+    timings = time_collectives([traffic(8, 8, 8), traffic(8, 8)], CONFIG)
+    assert [next(timings)[0].world_size for _ in range(2)] == [3, 2]
+    assert len(children.new()) == 3  # leaving takes a core for a second, while others are timed
+    assert list(timings) == []
+    assert children.new() == []
+
+
+LONELY = """
+import sys, time
+import multiprocessing
+from tests.distributed.test_measure_collectives import CONFIG, time_collectives, traffic
+
+if __name__ == "__main__":
+    timings = time_collectives([traffic(8, 8, 8), traffic(8, 8)], CONFIG)
+    next(timings), next(timings)
+    print(*(child.pid for child in multiprocessing.active_children()), flush=True)
+    time.sleep(60)
+"""
+
+
+def test_waiting_ranks_end_with_their_parent(tmp_path):
+    script = tmp_path / "lonely.py"
+    script.write_text(LONELY)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=environment
+    ) as parent:
+        ranks = [int(pid) for pid in parent.stdout.readline().split()]
+        assert len(ranks) == 3
+        parent.kill()
+    deadline_s = time.monotonic() + 30
+    while any(is_alive(rank) for rank in ranks):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.1)
+
+
+def is_alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
