@@ -18,8 +18,7 @@ import numpy as np
 from autoshard.cost_models.simulated import SimulatedCostModel
 from autoshard.errors import InputError
 from autoshard.features import TRAFFIC_FEATURES
-from autoshard.measure.collective_ranks import CollectiveTiming
-from autoshard.measure.collective_ranks import PROCEDURE
+from autoshard.measure.collective_ranks import PROCEDURE, CollectiveTiming
 from autoshard.measure.collectives import check_world_size, time_collectives
 from autoshard.measure.config import (
     Collective,
