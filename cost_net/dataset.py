@@ -22,8 +22,7 @@ from autoshard.errors import InputError
 from autoshard.features import TRAFFIC_FEATURES
 from autoshard.measure.config import Collective, SimulatedDevice
 from autoshard.measure.loading import (
-    described_in,
-    exchange_time_ms,
+    environments_in,
     load_collective_rows,
     load_kernel_measurements,
     row_features,
@@ -234,7 +233,7 @@ def collective_data(
         test_M[rows[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY]] = True
     return CollectiveData(
         traffic_MC=frame[list(TRAFFIC_FEATURES)].to_numpy(dtype=np.float64),
-        time_ms_M=exchange_time_ms(frame),
+        time_ms_M=frame["transfer_ms"].to_numpy(dtype=np.float64),
         oversubscribed_M=frame["oversubscribed"].to_numpy(dtype=bool),
         test_M=test_M,
         num_processors=_processors(frame),
@@ -297,8 +296,7 @@ def load_measurements(folders: Sequence[str | Path]) -> MeasuredData:
             "num_oversubscribed_rows": int(exchanges["oversubscribed"].sum()),
             "hardware_fingerprint": str(kernel_frame["hardware_fingerprint"].iloc[0]),
             "software_fingerprint": str(kernel_frame["software_fingerprint"].iloc[0]),
-            "environments": described_in(kernel_files, "environments"),
-            "protocols": described_in(kernel_files, "protocols"),
+            "environments": environments_in(kernel_files),
         },
     )
 

@@ -19,7 +19,6 @@ from autoshard.errors import InputError
 from autoshard.features import TRAFFIC_FEATURES
 from autoshard.measure.config import Collective, SimulatedDevice
 from autoshard.measure.loading import (
-    exchange_time_ms,
     load_collective_rows,
     load_kernel_measurements,
     row_features,
@@ -175,7 +174,7 @@ def calibration_data(kernels: pd.DataFrame, exchanges: pd.DataFrame | None) -> C
 
 
 def _exchange_rows(frame: pd.DataFrame) -> ExchangeRows:
-    time_ms_M = exchange_time_ms(frame)
+    time_ms_M = frame["transfer_ms"].to_numpy(dtype=np.float64)
     _check_times(time_ms_M)
     return ExchangeRows(
         traffic_MC=frame[list(TRAFFIC_FEATURES)].to_numpy(dtype=np.float64), time_ms_M=time_ms_M

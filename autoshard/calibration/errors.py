@@ -44,6 +44,11 @@ def huber(ratios: Tensor) -> Tensor:
     )
 
 
+def mean_loss(predicted_NP: Tensor, measured_NP: Tensor) -> Tensor:
+    """What fitting minimises: the mean Huber loss over sets, phases and the total."""
+    return huber(log_ratios(predicted_NP, measured_NP)).mean()
+
+
 def set_losses(predicted_NP: FloatArray, measured_NP: FloatArray) -> FloatArray:
     """The loss of each set, float64 [N]."""
     ratios = log_ratios(torch.tensor(predicted_NP), torch.tensor(measured_NP))

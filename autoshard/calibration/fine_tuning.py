@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from autoshard.calibration.data import SetRows
-from autoshard.calibration.errors import huber, log_ratios
+from autoshard.calibration.errors import mean_loss
 from autoshard.calibration.minimising import minimise
 from autoshard.calibration.tunable import SetTensors, State, TunableModel, predict_sets
 
@@ -44,7 +44,7 @@ class Tuning:
         def loss() -> Tensor:
             predicted_NP = predict_sets(model, state, tensors)
             moved = [((state[name] - start[name]) ** 2).sum() for name in start]
-            error = huber(log_ratios(predicted_NP, tensors.time_ms_NP)).mean()
+            error = mean_loss(predicted_NP, tensors.time_ms_NP)
             return error + self.penalty * torch.stack(moved).sum()
 
         minimise(

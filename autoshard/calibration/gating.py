@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from autoshard.calibration.data import SetRows
-from autoshard.calibration.errors import huber, log_ratios
+from autoshard.calibration.errors import mean_loss
 from autoshard.calibration.minimising import minimise
 from autoshard.calibration.scaling import COEFFICIENTS, limited
 from autoshard.calibration.tunable import (
@@ -70,7 +70,7 @@ class Gating:
         def loss() -> Tensor:
             predicted_NP = predict_sets(model, gated(), tensors)
             held = torch.stack([(values**2).sum() for values in free]).sum()
-            error = huber(log_ratios(predicted_NP, tensors.time_ms_NP)).mean()
+            error = mean_loss(predicted_NP, tensors.time_ms_NP)
             return error + self.penalty * held
 
         minimise(free, loss)

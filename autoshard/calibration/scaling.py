@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from autoshard.calibration.data import SetRows
-from autoshard.calibration.errors import huber, log_ratios
+from autoshard.calibration.errors import mean_loss
 from autoshard.calibration.minimising import minimise
 from autoshard.calibration.tunable import (
     NETWORK_PREFIX,
@@ -80,7 +80,7 @@ class Scaling:
             penalty = _FAINT * ((group_Q**2).sum() + (overhead_P**2).sum())
             if self.coefficient_penalty is not None:
                 penalty = penalty + self.coefficient_penalty * (own_C**2).sum()
-            return huber(log_ratios(predicted_NP, tensors.time_ms_NP)).mean() + penalty
+            return mean_loss(predicted_NP, tensors.time_ms_NP) + penalty
 
         minimise(free, loss)
         with torch.no_grad():

@@ -17,7 +17,7 @@ from autoshard.measure.config import Collective, SimulatedDevice
 from autoshard.measure.normalising import combine_passes, normalise_by_references
 from autoshard.measure.schema import TRUST_COLUMNS, RowKind, arrow_schema
 from autoshard.measure.slices_json import slices_from_text
-from autoshard.measure.store import measurement_files, read_part
+from autoshard.measure.store import measurement_files, read_metadata, read_part
 from autoshard.problem import TrainingConfig, parse_optimizer
 from autoshard.shards import ShardSlice
 
@@ -77,32 +77,16 @@ def load_collective_rows(
     return _load(paths, RowKind.COLLECTIVES, allow_mixed=allow_mixed)
 
 
-def described_in(paths: str | Path | Sequence[str | Path], name: str) -> dict[str, Any]:
-    """What files say of how their rows came about.
+def environments_in(paths: str | Path | Sequence[str | Path]) -> dict[str, Any]:
+    """What files say of the machines and versions behind their rows, by fingerprint.
 
     Args:
         paths: as for `load_kernel_rows`.
-        name: `environments`, by hardware or software fingerprint, or `protocols`, by theirs.
     """
     found: dict[str, Any] = {}
     for path in measurement_files(paths):
-        found.update(read_part(path)[1].get(name, {}))
+        found.update(read_metadata(path).get("environments", {}))
     return found
-
-
-def exchange_time_ms(rows: pd.DataFrame) -> NDArray[np.float64]:
-    """What collectives took, in ms: the time to learn and to predict, float64 [M].
-
-    The median; where ranks share cores, the 20th percentile. There, most repetitions also wait
-    for whole time slices of the system's scheduler, which has to do with how many threads want
-    to run and little with the exchange: on two cores, four ranks take longer in the median than
-    six do. The 20th percentile is what an exchange takes if the cores are free when it needs them.
-    """
-    return np.where(
-        rows["oversubscribed"].to_numpy(dtype=bool),
-        rows["transfer_p20_ms"].to_numpy(dtype=np.float64),
-        rows["transfer_ms"].to_numpy(dtype=np.float64),
-    )
 
 
 def row_slices(row: Mapping[str, Any]) -> tuple[ShardSlice, ...]:

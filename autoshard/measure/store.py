@@ -12,11 +12,11 @@ import fcntl
 import json
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import IO, Any, Self, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -27,6 +27,7 @@ from autoshard.measure.environment import Environment
 from autoshard.measure.schema import LATER_COLUMNS, RowKind, arrow_schema
 
 _METADATA_KEY = b"autoshard.measure"
+_T = TypeVar("_T")
 _FORMAT_VERSION = 1
 _PART_NAME = re.compile(r"part-([0-9]{6})\.parquet")
 _ZSTD_LEVEL = 12
@@ -45,19 +46,33 @@ def read_part(path: str | Path) -> tuple[pa.Table, dict[str, Any]]:
     Raises:
         InputError: the file is missing, torn, or not one of measurements.
     """
-    path = Path(path)
-    remedy = "remove the file (its rows will be measured again), or restore it from a copy"
+    rows = _read(path, pq.read_table)
+    metadata = _metadata_of(path, rows.schema)
+    return _with_later_columns(rows, metadata["kind"]), metadata
+
+
+def read_metadata(path: str | Path) -> dict[str, Any]:
+    """Read the metadata of one part or merged file; see `read_part`."""
+    return _metadata_of(path, _read(path, pq.read_schema))
+
+
+def _read(path: str | Path, reader: Callable[[str | Path], _T]) -> _T:
+    """What `reader` makes of a file, which may be missing or torn."""
     try:
-        rows = pq.read_table(path)
+        return reader(path)
     except FileNotFoundError as error:
         raise InputError(f"measurements {path} do not exist", remedy="check the path") from error
     except (pa.ArrowException, OSError) as error:
         raise InputError(
             f"measurements {path} cannot be read: torn, or not Parquet",
             got=str(error).splitlines()[0][:120],
-            remedy=remedy,
+            remedy="remove the file (its rows will be measured again), or restore it from a copy",
         ) from error
-    text = (rows.schema.metadata or {}).get(_METADATA_KEY)
+
+
+def _metadata_of(path: str | Path, schema: pa.Schema) -> dict[str, Any]:
+    """The metadata in a file's schema, if it is one of measurements."""
+    text = (schema.metadata or {}).get(_METADATA_KEY)
     try:
         metadata = json.loads(text) if text else None
     except ValueError:
@@ -65,7 +80,7 @@ def read_part(path: str | Path) -> tuple[pa.Table, dict[str, Any]]:
     if not isinstance(metadata, dict) or not {"version", "kind"} <= set(metadata):
         raise InputError(
             f"{path} is Parquet, but holds no measurements of autoshard",
-            got=f"columns {', '.join(rows.column_names[:6])}",
+            got=f"columns {', '.join(schema.names[:6])}",
             remedy="move it elsewhere",
         )
     if metadata["version"] != _FORMAT_VERSION:
@@ -75,7 +90,7 @@ def read_part(path: str | Path) -> tuple[pa.Table, dict[str, Any]]:
             allowed=f"version {_FORMAT_VERSION}",
             remedy="measure again with this version",
         )
-    return _with_later_columns(rows, metadata["kind"]), metadata
+    return metadata
 
 
 def _with_later_columns(rows: pa.Table, kind: str) -> pa.Table:

@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from autoshard.calibration.data import calibration_data
 from autoshard.errors import InputError
 from autoshard.features import WORK_FEATURES
 from autoshard.measure.config import Collective
@@ -118,20 +117,6 @@ def test_all_to_alls_are_the_same_whatever_else_was_measured():
     reduce = collective_data(mixed, Collective.ALL_REDUCE)
     np.testing.assert_array_equal(reduce.time_ms_M, others[0]["transfer_ms"])
     assert len(collective_data(mixed, Collective.REDUCE_SCATTER).time_ms_M) == 0
-
-
-def test_of_ranks_that_share_cores_the_undisturbed_time_counts():
-    frame = pd.DataFrame(collective_rows(6))
-    frame["transfer_p20_ms"] = 0.1 * frame["transfer_ms"]
-    frame["oversubscribed"] = frame["world_size"] > 2
-    expected = [0.1 * row["transfer_ms"] if row["oversubscribed"] else row["transfer_ms"]
-                for row in frame.to_dict("records")]  # fmt: skip
-    assert len(set(frame["oversubscribed"])) == 2
-    np.testing.assert_array_equal(collective_data(frame).time_ms_M, expected)
-    rows = pd.DataFrame(kernel_rows({"train": 25}))
-    exchanges = calibration_data(rows, frame).exchanges
-    assert exchanges is not None
-    np.testing.assert_array_equal(exchanges.time_ms_M, expected)
 
 
 def test_processors_are_the_most_ranks_that_are_not_oversubscribed():
