@@ -7,7 +7,8 @@
 
 Two ranks, one core each. Contenders take turns within a round; every step starts from a
 barrier and ends with its slower rank. Before anything is timed, all contenders train the
-same three steps and must agree. Printed are medians over all steps of all rounds, and
+same three steps and must agree. `+calm` after a name: with autoshard's setting of gloo's
+threads (autoshard/runtime/gloo_threads.py). Printed are medians over all steps of all rounds, and
 ratios of medians with 95% bootstrap intervals over rounds. Where a contender fails, the
 run goes on without it and ends with exit code 1. `--out` is written after every case.
 """

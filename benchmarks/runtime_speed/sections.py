@@ -8,6 +8,7 @@ from autoshard.problem import Optimizer
 from autoshard.shards import ShardingType
 from benchmarks.runtime_speed.cases import WAITING, Model
 from benchmarks.runtime_speed.comparisons import Case
+from benchmarks.runtime_speed.worker import CALM
 
 #: What `--only` knows; the last is measured by `memory`.
 SECTIONS = ("torchrec", "floor", "ddp", "pipeline", "memory")
@@ -42,6 +43,8 @@ def cases_of(
                     contenders += floors(kind, model)
                 if "torchrec" in sections and has_torchrec:
                     contenders.append("torchrec/plain")
+                # What of our time is gloo's threads, and what is the runtime.
+                contenders += [name + CALM for name in contenders[1:]]
                 yield Case(section="step", model=model, kind=kind, contenders=tuple(contenders))
     if "pipeline" in sections:
         yield from _pipeline(models, kinds, has_torchrec)

@@ -12,6 +12,7 @@ from benchmarks.runtime_speed.cases import WAITING
 from benchmarks.runtime_speed.comparisons import Comparison, Failure
 from benchmarks.runtime_speed.memory import RankMemory
 from benchmarks.runtime_speed.statistics import median_ms
+from benchmarks.runtime_speed.worker import CALM
 
 #: What may be expected of the ratio to TorchRec, per sharding type.
 TORCHREC_BARS = {kind: 0.2 if kind is ShardingType.DATA_PARALLEL else 0.75 for kind in ShardingType}
@@ -68,11 +69,11 @@ def memory_table(ranks: Sequence[RankMemory], failures: Sequence[Failure]) -> Te
 
 
 def best_of_floors(comparison: Comparison, others: list[str]) -> list[str]:
-    """`others` with only the fastest of the floors among them."""
-    slower = sorted(
-        (name for name in others if name.startswith("floor/")),
-        key=lambda name: median_ms(comparison.rounds_ms[name]),
-    )[1:]
+    """`others` with only the fastest of the floors among them, for each setting of the threads."""
+    slower: list[str] = []
+    for calm in (False, True):
+        floors = [n for n in others if n.startswith("floor/") and n.endswith(CALM) is calm]
+        slower += sorted(floors, key=lambda name: median_ms(comparison.rounds_ms[name]))[1:]
     return [name for name in others if name not in slower]
 
 
@@ -80,7 +81,7 @@ def bar_of(comparison: Comparison, other: str) -> float | None:
     """What our ratio to a contender should not exceed; None where nothing was set."""
     if other.startswith("floor/"):
         return FLOOR_BAR
-    if other.startswith("torchrec/") and not other.endswith(WAITING):
+    if other.startswith("torchrec/") and not other.endswith((WAITING, CALM)):
         return TORCHREC_BARS[comparison.kind]
     return None
 

@@ -19,6 +19,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import IO, Any, Protocol
 
+#: What the name of a contender ends with whose processes have autoshard's setting of gloo's
+#: threads (`autoshard.runtime.gloo_threads`) instead of the usual one.
+CALM = "+calm"
 #: How far ahead the common start lies when the ranks agree on it.
 _LEAD_NS = 1_000_000
 #: For the last part of it they spin.
@@ -77,7 +80,7 @@ class Worker:
 
     def load(self, *, name: str, key: str, folder: str) -> dict[str, Any]:
         """Build a contender and keep it under `key`."""
-        self._contenders[key] = make_contender(name, Path(folder), self._rank)
+        self._contenders[key] = make_contender(name.removesuffix(CALM), Path(folder), self._rank)
         return {}
 
     def drop(self, *, key: str) -> dict[str, Any]:
@@ -93,7 +96,7 @@ class Worker:
         """
         import torch
 
-        contender = self._contenders[key]
+        contender = self._ready(key)
         if hasattr(contender, "run"):
             contender.run(num_steps)
             torch.save([contender.losses()], path)
@@ -107,7 +110,7 @@ class Worker:
 
     def steps(self, *, key: str, num_steps: int, num_warmup: int) -> dict[str, Any]:
         """Run steps, each from a common start; nanoseconds from there to this rank's end."""
-        contender = self._contenders[key]
+        contender = self._ready(key)
         spent = []
         gc.collect()
         gc.disable()
@@ -122,7 +125,7 @@ class Worker:
 
     def block(self, *, key: str, num_steps: int) -> dict[str, Any]:
         """Run steps without a barrier between them; nanoseconds per step on this rank."""
-        contender = self._contenders[key]
+        contender = self._ready(key)
         gc.collect()
         start = common_start()
         if hasattr(contender, "run"):
@@ -136,7 +139,14 @@ class Worker:
         """Where this rank's time goes, by torch's operators."""
         from benchmarks.runtime_speed.profiling import profile_steps
 
-        return profile_steps(self._contenders[key], num_steps, common_start)
+        return profile_steps(self._ready(key), num_steps, common_start)
+
+    def _ready(self, key: str) -> Any:
+        """A contender whose setting of gloo's threads holds: all share one process group."""
+        from autoshard.runtime.gloo_threads import keep_gloo_from_preempting
+
+        keep_gloo_from_preempting(enabled=key.startswith("autoshard/") or key.endswith(CALM))
+        return self._contenders[key]
 
     def describe(self) -> dict[str, Any]:
         """What runs here."""

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from autoshard.runtime import gloo_threads
 from autoshard.shards import ShardingType
 from benchmarks.runtime_speed.__main__ import main
 from benchmarks.runtime_speed.cases import make_plan, mlperf_model, uniform_model
 from benchmarks.runtime_speed.sections import SECTIONS
 from benchmarks.runtime_speed.statistics import median_ms, percentile_ms, ratio_of_medians
+from benchmarks.runtime_speed.worker import Worker
 
 QUICK = ["--quick", "--models", "uniform", "--types", "row_wise", "--torchrec-python", "missing"]
 
@@ -34,6 +36,7 @@ def test_every_section_without_torchrec(tmp_path: Path, capsys: pytest.CaptureFi
     }
     assert set(others) == {
         "floor/sliced",
+        "floor/sliced+calm",
         "autoshard/loop",
         "autoshard/loop-waiting",
         "pytorch/dense",
@@ -66,6 +69,17 @@ def test_bad_input_is_refused(
 ) -> None:
     assert main(arguments) == 2
     assert message in capsys.readouterr().err
+
+
+def test_gloo_threads_are_set_for_the_contender_that_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[bool] = []
+    monkeypatch.setattr(
+        gloo_threads, "keep_gloo_from_preempting", lambda *, enabled: told.append(enabled)
+    )
+    worker = Worker(0)
+    worker._contenders = {"autoshard/plain": 1, "floor/sliced": 2, "floor/sliced+calm": 3}
+    assert [worker._ready(name) for name in worker._contenders] == [1, 2, 3]
+    assert told == [True, False, True]
 
 
 def test_statistics_of_rounds() -> None:
