@@ -76,10 +76,7 @@ def _measured_protocol(facts: Mapping[str, Any]) -> list[str]:
         "- times taken to the machine's usual speed by reference kernels timed in between",
     ]
     if shared := facts["num_oversubscribed_rows"]:
-        lines.append(
-            f"- {shared:,} all-to-alls had more ranks than cores: their 20th percentile counts, of "
-            "others the median"
-        )
+        lines.append(f"- {shared:,} all-to-alls had more ranks than cores")
     return lines
 
 

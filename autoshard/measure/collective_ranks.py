@@ -32,7 +32,7 @@ from autoshard.measure.repetition import NS_PER_MS, Repetitions, is_settled, rea
 from autoshard.measure.traffic_sampling import Traffic
 from autoshard.measure.workers import START_LIMIT_S
 from autoshard.runtime.capabilities import Device
-from autoshard.runtime.gloo_threads import keep_gloo_from_preempting
+from autoshard.runtime.gloo_threads import keep_from_preempting, receiving_threads
 
 #: What rows depend on beside the configuration; rows of another procedure are not mixed in.
 PROCEDURE = {"gloo_receives": "without preempting", "finished_ranks": "wait"}
@@ -148,7 +148,8 @@ class _Rank:
         )
         sizes = sorted({traffic.world_size for traffic in setup.traffics})
         self._groups = {size: dist.new_group(list(range(size)), timeout=limit) for size in sizes}
-        keep_gloo_from_preempting()  # as the runtime does, which runs what is measured here
+        # As the runtime does, which runs what is measured here.
+        keep_from_preempting(receiving_threads())
         counts = [t.num_elements(rank) for t in setup.traffics if rank < t.world_size]
         self._given = torch.empty(max(given for given, _ in counts), device=self._device)
         self._taken = torch.zeros(max(taken for _, taken in counts), device=self._device)

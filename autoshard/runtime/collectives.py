@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from autoshard.errors import WorkerError
-from autoshard.runtime.gloo_threads import keep_gloo_from_preempting
+from autoshard.runtime.gloo_threads import GLOO_THREADS
 from autoshard.runtime.timing import Phase, Recorder
 
 DEFAULT_TIMEOUT_S = 60.0
@@ -99,7 +99,7 @@ class Collectives:
         self.recorder = recorder or Recorder(device)
         self._nodes: dict[int, Collectives] = {}
         if device.type == "cpu":
-            keep_gloo_from_preempting()
+            GLOO_THREADS.refresh()
 
     def new_group(self) -> Collectives:
         """The same ranks on a process group of their own, for another thread or for DDP.
@@ -230,6 +230,8 @@ class Collectives:
                 work.wait()
             except RuntimeError as error:
                 raise self._failure(phase, error) from error
+        if self.device.type == "cpu":
+            GLOO_THREADS.exchanged()
         return received
 
     def all_reduce_sum(self, phase: Phase, values: Tensor) -> None:

@@ -2,55 +2,131 @@
 
 Every gloo group has one thread, `gloo_tcp_loop`, that waits for its sockets. Where a socket
 becomes readable while another thread of the rank holds the connection's lock, because it
-is sending on it, the receiving thread tries the lock again and again instead of sleeping
-(gloo's `Pair::handleEvents`; pytorch/gloo#246 knows it). Where both have the same core, as
-in a rank pinned to one, that goes on until the scheduler's time slice is used up: 2 to 5 ms
-were seen on Linux 6.18, for an exchange that takes 0.3 ms. A thread of the scheduling policy
+is sending, the receiving thread tries the lock again and again instead of sleeping (gloo's
+`Pair::handleEvents`; pytorch/gloo#246 knows it). Where both have the same core, as in a
+rank pinned to one, that goes on until the scheduler's time slice is used up: 2 to 5 ms were
+seen on Linux 6.18, in an exchange that takes 0.3 ms. A thread of the scheduling policy
 `SCHED_BATCH` gets as much of the core as any other, but does not preempt others when it
 wakes up, so the sender comes to its end first. The change needs no privileges.
+
+It has a price where other processes keep the core busy: a receiving thread then waits for
+their time slices. `GlooThreads` notices, and leaves the threads as they are for a while.
 """
 
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 _NAME = "gloo_tcp_loop"
 _THREADS = Path("/proc/self/task")
+_NS_PER_MS = 1e6
+#: Exchanges between two looks at how long the threads had to wait for a core.
+LOOK_EVERY = 32
+#: What they may wait per exchange; without competition it is some hundredths of that.
+MAX_DELAY_MS = 0.5
+#: Exchanges for which they are left alone after they waited longer: at first, and at most.
+FIRST_PAUSE, LONGEST_PAUSE = 512, 32_768
 
 
-def keep_gloo_from_preempting(*, enabled: bool = True) -> int:
-    """Set the scheduling policy of this process's receiving threads of gloo.
+def receiving_threads() -> list[int]:
+    """Ids of this process's receiving threads of gloo; none on systems without /proc."""
+    found = []
+    with suppress(OSError):
+        for entry in _THREADS.iterdir():
+            with suppress(OSError):  # it has ended meanwhile
+                if (entry / "comm").read_text(encoding="utf-8").strip() == _NAME:
+                    found.append(int(entry.name))
+    return found
 
-    Threads that somebody gave another policy are left alone. Call it after a group was
-    opened: each has its own thread.
+
+def keep_from_preempting(threads: Sequence[int], *, enabled: bool = True) -> int:
+    """Set the scheduling policy of threads that have the usual one, or put that back.
+
+    Threads that somebody gave another policy are left alone.
 
     Args:
-        enabled: False puts the usual policy back, for comparisons.
+        threads: as `receiving_threads` gives them.
+        enabled: False puts the usual policy back.
 
     Returns:
-        How many threads were changed; 0 on systems other than Linux, or where it is refused.
+        How many were changed; 0 on systems other than Linux, or where it is refused.
     """
     if not hasattr(os, "SCHED_BATCH"):
         return 0
     policies = (os.SCHED_OTHER, os.SCHED_BATCH)
     old, new = policies if enabled else reversed(policies)
     num_changed = 0
-    for thread in _receiving_threads():
-        with suppress(OSError):  # it has ended meanwhile, or a sandbox refuses
+    for thread in threads:
+        with suppress(OSError):
             if os.sched_getscheduler(thread) == old:
                 os.sched_setscheduler(thread, new, os.sched_param(0))
                 num_changed += 1
     return num_changed
 
 
-def _receiving_threads() -> list[int]:
-    """Their thread ids."""
-    found = []
-    with suppress(OSError):  # no /proc
-        for entry in _THREADS.iterdir():
-            with suppress(OSError):
-                if (entry / "comm").read_text(encoding="utf-8").strip() == _NAME:
-                    found.append(int(entry.name))
-    return found
+def waited_ns(threads: Sequence[int]) -> int:
+    """How long threads could have run since they were started, but had no core."""
+    total = 0
+    for thread in threads:
+        with suppress(OSError, ValueError, IndexError):
+            text = (_THREADS / str(thread) / "schedstat").read_text(encoding="ascii")
+            total += int(text.split()[1])
+    return total
+
+
+class GlooThreads:
+    """Sets the policy of a process's receiving threads, as long as that does not hold them up."""
+
+    def __init__(self, waited: Callable[[Sequence[int]], int] = waited_ns) -> None:
+        """Begin with the threads kept from preempting.
+
+        Args:
+            waited: what tells how long threads waited for a core, in nanoseconds.
+        """
+        self._waited = waited
+        self._lock = threading.Lock()
+        self._threads: list[int] = []
+        self.enabled = True
+        """Whether they are kept from preempting at present."""
+        self._pause = FIRST_PAUSE
+        self._left = LOOK_EVERY
+        self._waited_before_ns = 0
+
+    def refresh(self) -> None:
+        """Find the threads, and set those that have come; call it after a group was opened."""
+        with self._lock:
+            self._threads = receiving_threads()
+            self._apply()
+
+    def exchanged(self) -> None:
+        """Count an exchange, and look at the threads from time to time."""
+        with self._lock:
+            self._left -= 1
+            if self._left <= 0:
+                self._look()
+
+    def _look(self) -> None:
+        if not self.enabled:  # others may have left the core meanwhile
+            self.enabled = True
+        else:
+            delay_ms = (self._waited(self._threads) - self._waited_before_ns) / _NS_PER_MS
+            if delay_ms > MAX_DELAY_MS * LOOK_EVERY:
+                self.enabled = False
+                self._left, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
+                keep_from_preempting(self._threads, enabled=False)
+                return
+        self._left = LOOK_EVERY
+        self._apply()
+
+    def _apply(self) -> None:
+        if self.enabled:
+            keep_from_preempting(self._threads)
+        self._waited_before_ns = self._waited(self._threads)
+
+
+GLOO_THREADS = GlooThreads()
+"""Of this process."""

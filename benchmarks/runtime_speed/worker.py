@@ -143,9 +143,10 @@ class Worker:
 
     def _ready(self, key: str) -> Any:
         """A contender whose setting of gloo's threads holds: all share one process group."""
-        from autoshard.runtime.gloo_threads import keep_gloo_from_preempting
+        from autoshard.runtime import gloo_threads
 
-        keep_gloo_from_preempting(enabled=key.startswith("autoshard/") or key.endswith(CALM))
+        calm = key.startswith("autoshard/") or key.endswith(CALM)
+        gloo_threads.keep_from_preempting(gloo_threads.receiving_threads(), enabled=calm)
         return self._contenders[key]
 
     def describe(self) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import os
 import threading
 from pathlib import Path
 
-from autoshard.runtime.gloo_threads import keep_gloo_from_preempting
+from autoshard.runtime.gloo_threads import GlooThreads, keep_from_preempting, receiving_threads
 from autoshard.runtime.worker import RankProcess
 
 #: (number of gloo's receiving threads with each policy, policies of all other threads)
@@ -25,23 +25,35 @@ def policies() -> Policies:
     return receiving, others
 
 
-def as_opened(process: RankProcess) -> tuple[Policies, Policies]:
-    """With the groups that there are, and with one more."""
-    before = policies()
-    process.collectives.new_group()
-    return before, policies()
-
-
 def switched(process: RankProcess) -> list[tuple[int, Policies]]:
-    """Back to the usual policy, again, on, and on again: what was changed, what came of it."""
+    """On, off, off again, on, and on again: what was changed, and what came of it."""
+    keep_from_preempting(receiving_threads())
     return [
-        (keep_gloo_from_preempting(enabled=enabled), policies())
+        (keep_from_preempting(receiving_threads(), enabled=enabled), policies())
         for enabled in (False, False, True, True)
     ]
 
 
-def beside_another_policy(process: RankProcess) -> tuple[int, int]:
-    """What a thread of gloo's name that somebody made idle counts for, and keeps."""
+def in_turn(process: RankProcess, waits_ms: list[float]) -> list[tuple[bool, Policies]]:
+    """With threads that wait for so long between two looks, what is set after each."""
+    told_ns = 0
+
+    def waited(threads: object) -> int:
+        return told_ns
+
+    gloo_threads = GlooThreads(waited)
+    gloo_threads.refresh()
+    seen = [(gloo_threads.enabled, policies())]
+    for wait_ms in waits_ms:
+        told_ns += int(wait_ms * 1e6)
+        for _ in range(gloo_threads._left):
+            gloo_threads.exchanged()
+        seen.append((gloo_threads.enabled, policies()))
+    return seen
+
+
+def beside_another_policy(process: RankProcess) -> int:
+    """What a thread of gloo's name that somebody made idle keeps."""
     ready, done = threading.Event(), threading.Event()
     ids = []
 
@@ -56,7 +68,9 @@ def beside_another_policy(process: RankProcess) -> tuple[int, int]:
     thread.start()
     try:
         assert ready.wait(20)
-        return keep_gloo_from_preempting(), os.sched_getscheduler(ids[0])
+        assert ids[0] in receiving_threads()
+        keep_from_preempting(receiving_threads())
+        return os.sched_getscheduler(ids[0])
     finally:
         done.set()
         thread.join()

@@ -1,4 +1,4 @@
-"""gloo's receiving threads do not preempt the senders that they wait for."""
+"""gloo's receiving threads do not preempt the senders that they wait for, while that helps."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from pathlib import Path
 import pytest
 
 from autoshard.runtime import gloo_threads
-from autoshard.runtime.gloo_threads import keep_gloo_from_preempting
+from autoshard.runtime.gloo_threads import (
+    FIRST_PAUSE,
+    LOOK_EVERY,
+    MAX_DELAY_MS,
+    GlooThreads,
+    keep_from_preempting,
+    receiving_threads,
+)
 from autoshard.runtime.group import WorkerGroup
 from tests.distributed import gloo_thread_cases
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="scheduling policies of Linux")
 
 Groups = dict[int, WorkerGroup]
-
-
-def test_every_group_that_is_opened_has_a_thread_that_does_not_preempt(groups: Groups) -> None:
-    for (first, _), (second, others) in groups[2].run(gloo_thread_cases.as_opened):
-        assert first.keys() == {os.SCHED_BATCH}
-        assert second == {os.SCHED_BATCH: first[os.SCHED_BATCH] + 1}
-        assert others == {os.SCHED_OTHER}
 
 
 def test_the_policy_can_be_put_back_and_is_changed_only_where_it_differs(groups: Groups) -> None:
@@ -35,23 +35,51 @@ def test_the_policy_can_be_put_back_and_is_changed_only_where_it_differs(groups:
         assert all(others == {os.SCHED_OTHER} for _, (_, others) in (off, still_off, on, still_on))
 
 
+def test_threads_that_wait_for_a_core_are_left_alone_for_a_while(groups: Groups) -> None:
+    limit_ms = MAX_DELAY_MS * LOOK_EVERY
+    waits_ms = [0.9 * limit_ms, 1.1 * limit_ms, 5 * limit_ms, 0.0]
+    for seen in groups[2].run(gloo_thread_cases.in_turn, waits_ms):
+        # What they waited for during the pause does not count afterwards.
+        assert [enabled for enabled, _ in seen] == [True, True, False, True, True]
+        for enabled, (receiving, _) in seen:
+            assert receiving.keys() == {os.SCHED_BATCH if enabled else os.SCHED_OTHER}
+
+
+def test_pauses_grow_while_the_core_is_taken() -> None:
+    told_ns = 0
+
+    def waited(threads: object) -> int:
+        nonlocal told_ns
+        told_ns += 10**12
+        return told_ns
+
+    threads = GlooThreads(waited)
+    pauses = []
+    for _ in range(3):
+        for _ in range(LOOK_EVERY):
+            threads.exchanged()
+        assert not threads.enabled
+        count = 0
+        while not threads.enabled:
+            threads.exchanged()
+            count += 1
+        pauses.append(count)
+    assert pauses == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE]
+
+
 def test_a_policy_that_somebody_chose_is_kept(groups: Groups) -> None:
-    expected = [(0, os.SCHED_IDLE)] * 2
-    assert groups[2].run(gloo_thread_cases.beside_another_policy) == expected
+    assert groups[2].run(gloo_thread_cases.beside_another_policy) == [os.SCHED_IDLE] * 2
 
 
 def test_without_proc_nothing_happens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(gloo_threads, "_THREADS", tmp_path / "nowhere")
-    assert keep_gloo_from_preempting() == 0
+    assert receiving_threads() == []
+    assert gloo_threads.waited_ns([os.getpid()]) == 0
 
 
-def test_a_refusal_is_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / str(os.getpid())).mkdir()
-    (tmp_path / str(os.getpid()) / "comm").write_text("gloo_tcp_loop\n")
-
+def test_a_refusal_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: object) -> None:
         raise PermissionError(1, "refused")
 
-    monkeypatch.setattr(gloo_threads, "_THREADS", tmp_path)
     monkeypatch.setattr(os, "sched_setscheduler", refuse)
-    assert keep_gloo_from_preempting() == 0
+    assert keep_from_preempting([os.getpid()]) == 0

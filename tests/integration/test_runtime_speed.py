@@ -74,7 +74,7 @@ def test_bad_input_is_refused(
 def test_gloo_threads_are_set_for_the_contender_that_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[bool] = []
     monkeypatch.setattr(
-        gloo_threads, "keep_gloo_from_preempting", lambda *, enabled: told.append(enabled)
+        gloo_threads, "keep_from_preempting", lambda threads, *, enabled: told.append(enabled)
     )
     worker = Worker(0)
     worker._contenders = {"autoshard/plain": 1, "floor/sliced": 2, "floor/sliced+calm": 3}
