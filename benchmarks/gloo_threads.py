@@ -23,6 +23,7 @@ from rich.progress import track
 from rich.table import Table
 
 from autoshard.errors import AutoshardError, InputError
+from autoshard.number_text import parse_integer
 from autoshard.runtime.gloo_threads import keep_from_preempting, receiving_threads
 from autoshard.runtime.group import WorkerGroup
 from autoshard.runtime.worker import RankProcess
@@ -107,12 +108,15 @@ def _show(ranks: list[int], kib: list[int], num_rounds: int, num_steps: int) -> 
 
 def _counts(option: str, given: str, *, least: int) -> list[int]:
     """The numbers of a comma-separated option."""
-    parts = [part.strip() for part in given.split(",")]
-    if not all(part.isascii() and part.isdigit() and int(part) >= least for part in parts):
+    try:
+        counts = [parse_integer(part) for part in given.split(",")]
+    except ValueError:
+        counts = []
+    if not counts or min(counts) < least:
         raise InputError(
             f"{option} is not usable", got=given, allowed=f"integers >= {least}, with commas"
         )
-    return [int(part) for part in parts]
+    return counts
 
 
 if __name__ == "__main__":

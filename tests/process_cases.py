@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 
 
 class Children:
@@ -14,3 +15,12 @@ class Children:
 
     def new(self) -> list[BaseProcess]:
         return [c for c in multiprocessing.active_children() if c.pid not in self._before]
+
+
+def is_running(process_id: int) -> bool:
+    """Whether a process has not ended; one that nobody waited for has."""
+    try:
+        state = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"

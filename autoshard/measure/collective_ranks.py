@@ -34,7 +34,7 @@ from autoshard.measure.workers import START_LIMIT_S
 from autoshard.runtime.capabilities import Device
 from autoshard.runtime.gloo_threads import keep_from_preempting, receiving_threads
 
-#: What rows depend on beside the configuration; rows of another procedure are not mixed in.
+#: What rows depend on beside the configuration: a folder with rows of another is not continued.
 PROCEDURE = {"gloo_receives": "without preempting", "finished_ranks": "wait"}
 #: Iterations between two decisions whether to go on.
 _CHUNK = 8

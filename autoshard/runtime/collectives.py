@@ -230,8 +230,7 @@ class Collectives:
                 work.wait()
             except RuntimeError as error:
                 raise self._failure(phase, error) from error
-        if self.device.type == "cpu":
-            GLOO_THREADS.exchanged()
+        self._count()
         return received
 
     def all_reduce_sum(self, phase: Phase, values: Tensor) -> None:
@@ -251,6 +250,7 @@ class Collectives:
                 work.wait()
             except RuntimeError as error:
                 raise self._failure(phase, error) from error
+        self._count()
 
     def check_equal(self, what: str, value: int) -> None:
         """Make sure that every rank was given the same `value`; for checks before a run.
@@ -293,6 +293,10 @@ class Collectives:
                 f"{self.name}: gathering {what} failed", got=_first_line(error)
             ) from error
         return gathered
+
+    def _count(self) -> None:
+        if self.device.type == "cpu":
+            GLOO_THREADS.exchanged()
 
     def _where(self, phase: Phase) -> str:
         return f"{self.name}, step {self.recorder.step}, phase {phase.value}"

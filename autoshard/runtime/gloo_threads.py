@@ -93,13 +93,16 @@ class GlooThreads:
         self._threads: list[int] = []
         self.enabled = True
         """Whether they are kept from preempting at present."""
-        self._pause = FIRST_PAUSE
+        self._next_pause = FIRST_PAUSE
         self._left = LOOK_EVERY
         self._is_warm = False
         self._waited_before_ns = 0
 
     def refresh(self) -> None:
-        """Find the threads, and set those that have come; call it after a group was opened."""
+        """Find the threads and set them; what they waited for until now does not count.
+
+        Call it after a group was opened, or after others used the groups that there are.
+        """
         with self._lock:
             self._threads = receiving_threads()
             self._apply()
@@ -118,17 +121,17 @@ class GlooThreads:
             self._is_warm = True
         else:
             delay_ms = (self._waited(self._threads) - self._waited_before_ns) / _NS_PER_MS
-            if delay_ms > MAX_DELAY_MS * LOOK_EVERY:
-                self.enabled = False
-                self._left, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
-                keep_from_preempting(self._threads, enabled=False)
-                return
+            self.enabled = delay_ms <= MAX_DELAY_MS * LOOK_EVERY
+            if self.enabled:
+                self._next_pause = FIRST_PAUSE
         self._left = LOOK_EVERY
+        if not self.enabled:
+            self._left = self._next_pause
+            self._next_pause = min(2 * self._next_pause, LONGEST_PAUSE)
         self._apply()
 
     def _apply(self) -> None:
-        if self.enabled:
-            keep_from_preempting(self._threads)
+        keep_from_preempting(self._threads, enabled=self.enabled)
         self._waited_before_ns = self._waited(self._threads)
 
 

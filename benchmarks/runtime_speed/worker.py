@@ -145,8 +145,12 @@ class Worker:
         """A contender whose setting of gloo's threads holds: all share one process group."""
         from autoshard.runtime import gloo_threads
 
-        calm = key.startswith("autoshard/") or key.endswith(CALM)
-        gloo_threads.keep_from_preempting(gloo_threads.receiving_threads(), enabled=calm)
+        if key.startswith("autoshard/"):  # as it decides itself
+            gloo_threads.GLOO_THREADS.refresh()
+        else:
+            gloo_threads.keep_from_preempting(
+                gloo_threads.receiving_threads(), enabled=key.endswith(CALM)
+            )
         return self._contenders[key]
 
     def describe(self) -> dict[str, Any]:

@@ -45,12 +45,12 @@ def test_threads_that_wait_for_a_core_are_left_alone_for_a_while(groups: Groups)
             assert receiving.keys() == {os.SCHED_BATCH if enabled else os.SCHED_OTHER}
 
 
-def test_pauses_grow_while_the_core_is_taken() -> None:
-    told_ns = 0
+def test_pauses_grow_while_the_core_is_taken_and_only_then() -> None:
+    told_ns, more_ns = 0, 10**12
 
     def waited(threads: object) -> int:
         nonlocal told_ns
-        told_ns += 10**12
+        told_ns += more_ns
         return told_ns
 
     threads = GlooThreads(waited)
@@ -58,7 +58,12 @@ def test_pauses_grow_while_the_core_is_taken() -> None:
         threads.exchanged()
     assert threads.enabled
     pauses = []
-    for _ in range(3):
+    for number in range(4):
+        if number == 3:  # in between, the core is free for a while
+            more_ns = 0
+            for _ in range(LOOK_EVERY):
+                threads.exchanged()
+            more_ns = 10**12
         for _ in range(LOOK_EVERY):
             threads.exchanged()
         assert not threads.enabled
@@ -67,7 +72,7 @@ def test_pauses_grow_while_the_core_is_taken() -> None:
             threads.exchanged()
             count += 1
         pauses.append(count)
-    assert pauses == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE]
+    assert pauses == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE, FIRST_PAUSE]
 
 
 def test_a_policy_that_somebody_chose_is_kept(groups: Groups) -> None:

@@ -18,7 +18,7 @@ from autoshard.measure.config import Collective, CollectiveConfig, MeasureConfig
 from autoshard.measure.loading import load_collective_rows
 from autoshard.measure.runner import collective_schedule, measure_collectives
 from autoshard.measure.traffic_sampling import Traffic
-from tests.process_cases import Children
+from tests.process_cases import Children, is_running
 
 ROOT = Path(__file__).absolute().parents[2]
 QUICK = TimingConfig(warmup_iterations=1, min_iterations=5, max_iterations=5)
@@ -131,13 +131,6 @@ def test_waiting_ranks_end_with_their_parent(tmp_path):
         assert len(ranks) == 3
         parent.kill()
     deadline_s = time.monotonic() + 30
-    while any(is_alive(rank) for rank in ranks):
+    while any(is_running(rank) for rank in ranks):
         assert time.monotonic() < deadline_s
         time.sleep(0.1)
-
-
-def is_alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False

@@ -18,7 +18,7 @@ from autoshard.measure.sampling import ShardSetSampler
 from autoshard.measure.store import part_paths, read_part
 from autoshard.problem import Optimizer
 from autoshard.tables import Table
-from tests.process_cases import Children
+from tests.process_cases import Children, is_running
 
 pytest.importorskip("fbgemm_gpu", reason="kernels need fbgemm-gpu-cpu or fbgemm-gpu")
 
@@ -122,14 +122,6 @@ def test_a_killed_run_is_continued_without_loss_or_repetition(tmp_path):
         (index, 0, pass_) for index in (NUM_SETS, NUM_SETS + 1) for pass_ in range(NUM_PASSES)
     }
     assert measure_kernels(more, TABLES, tmp_path) == len(wanted - places)
-
-
-def is_running(pid):
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
 
 
 def test_a_killed_worker_is_an_error_and_finished_rows_are_kept(tmp_path):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -76,10 +77,13 @@ def test_gloo_threads_are_set_for_the_contender_that_is_up(monkeypatch: pytest.M
     monkeypatch.setattr(
         gloo_threads, "keep_from_preempting", lambda threads, *, enabled: told.append(enabled)
     )
+    refreshed = Mock()
+    monkeypatch.setattr(gloo_threads.GLOO_THREADS, "refresh", refreshed)
     worker = Worker(0)
     worker._contenders = {"autoshard/plain": 1, "floor/sliced": 2, "floor/sliced+calm": 3}
     assert [worker._ready(name) for name in worker._contenders] == [1, 2, 3]
-    assert told == [True, False, True]
+    assert told == [False, True]
+    refreshed.assert_called_once_with()
 
 
 def test_statistics_of_rounds() -> None:
