@@ -6,7 +6,8 @@
 All-to-alls of equal sizes between ranks that are pinned to a core each, as far as there are
 cores. Both settings (`autoshard/runtime/gloo_threads.py`) take turns within a round, in the
 same processes. An exchange takes from the last rank's arrival to the last rank's end; shown
-are medians, 80th percentiles and the ratio of medians with its 95% bootstrap interval over rounds.
+are KiB to each rank, medians, 80th percentiles, and the ratio of medians with its 95% bootstrap
+interval over rounds.
 """
 
 from __future__ import annotations
@@ -89,8 +90,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _show(ranks: list[int], kib: list[int], num_rounds: int, num_steps: int) -> None:
-    table = Table(title="All-to-alls with gloo's receiving threads as they are, and calm")
-    for column in ("ranks", "KiB to each", "as is, ms", "p80", "calm, ms", "p80", "calm / as is"):
+    table = Table(title="All-to-alls, ms: gloo's receiving threads as they are, and calm")
+    for column in ("ranks", "KiB", "as is", "p80", "calm", "p80", "calm / as is [95%]"):
         table.add_column(column, justify="right", no_wrap=True)
     for world_size in track(ranks, description="exchanging", transient=True):
         with WorkerGroup(world_size) as group:

@@ -8,7 +8,8 @@ that, too, is an all-to-all.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import accumulate
@@ -221,16 +222,12 @@ class Collectives:
         receive_sizes: list[int],
     ) -> Tensor:
         received = torch.empty(sum(receive_sizes), dtype=dtype, device=self.device)
-        with self.recorder.collective(phase):
-            try:
-                work = dist.all_to_all_single(
-                    received, send, receive_sizes, send_sizes, group=self.group, async_op=True
-                )
-                assert work is not None
-                work.wait()
-            except RuntimeError as error:
-                raise self._failure(phase, error) from error
-        self._count()
+        with self._running(phase):
+            work = dist.all_to_all_single(
+                received, send, receive_sizes, send_sizes, group=self.group, async_op=True
+            )
+            assert work is not None
+            work.wait()
         return received
 
     def all_reduce_sum(self, phase: Phase, values: Tensor) -> None:
@@ -241,16 +238,10 @@ class Collectives:
         """
         if self.world_size == 1 or not values.numel():
             return
-        with self.recorder.collective(phase):
-            try:
-                work = dist.all_reduce(
-                    values, op=dist.ReduceOp.SUM, group=self.group, async_op=True
-                )
-                assert work is not None
-                work.wait()
-            except RuntimeError as error:
-                raise self._failure(phase, error) from error
-        self._count()
+        with self._running(phase):
+            work = dist.all_reduce(values, op=dist.ReduceOp.SUM, group=self.group, async_op=True)
+            assert work is not None
+            work.wait()
 
     def check_equal(self, what: str, value: int) -> None:
         """Make sure that every rank was given the same `value`; for checks before a run.
@@ -294,9 +285,15 @@ class Collectives:
             ) from error
         return gathered
 
-    def _count(self) -> None:
-        if self.device.type == "cpu":
-            GLOO_THREADS.exchanged()
+    @contextmanager
+    def _running(self, phase: Phase) -> Iterator[None]:
+        """Around a collective: its times, gloo's threads, and its error."""
+        watched = GLOO_THREADS.exchange() if self.device.type == "cpu" else nullcontext()
+        try:
+            with watched, self.recorder.collective(phase):
+                yield
+        except RuntimeError as error:
+            raise self._failure(phase, error) from error
 
     def _where(self, phase: Phase) -> str:
         return f"{self.name}, step {self.recorder.step}, phase {phase.value}"

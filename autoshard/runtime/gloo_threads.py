@@ -17,18 +17,21 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _NAME = "gloo_tcp_loop"
 _THREADS = Path("/proc/self/task")
 _NS_PER_MS = 1e6
-#: Exchanges between two looks at how long the threads had to wait for a core.
-LOOK_EVERY = 32
-#: What they may wait per exchange. Where they compete only with their own rank, which may be
-#: computing when something arrives, 0.02 to 1.3 ms were seen; beside another process 2 to 5 ms.
-MAX_DELAY_MS = 2.0
+#: Exchanges between two decisions.
+DECIDE_EVERY = 32
+#: The last of them, during which it is read how long the threads wait for a core. In between it
+#: means nothing: they wake up every 10 ms, and may find their own rank computing.
+NUM_READ = 8
+#: What they may wait in an exchange: 0.01 to 0.16 ms were seen where nothing else ran, 1.4 to 3.1
+#: beside another process.
+MAX_DELAY_MS = 1.0
 #: Exchanges for which they are left alone after they waited longer: at first, and at most.
 FIRST_PAUSE, LONGEST_PAUSE = 512, 32_768
 
@@ -94,45 +97,48 @@ class GlooThreads:
         self.enabled = True
         """Whether they are kept from preempting at present."""
         self._next_pause = FIRST_PAUSE
-        self._left = LOOK_EVERY
+        self._left = DECIDE_EVERY
+        self._delay_ns = 0
         self._is_warm = False
-        self._waited_before_ns = 0
 
     def refresh(self) -> None:
-        """Find the threads and set them; what they waited for until now does not count.
+        """Find the threads and set them.
 
-        Call it after a group was opened, or after others used the groups that there are.
+        Call it after a group was opened, or after somebody else set them.
         """
         with self._lock:
             self._threads = receiving_threads()
-            self._apply()
+            keep_from_preempting(self._threads, enabled=self.enabled)
 
-    def exchanged(self) -> None:
-        """Count an exchange, and look at the threads from time to time."""
+    @contextmanager
+    def exchange(self) -> Iterator[None]:
+        """Count the enclosed exchange, and decide from time to time."""
         with self._lock:
             self._left -= 1
+            is_read = self.enabled and self._left < NUM_READ
+        before_ns = self._waited(self._threads) if is_read else 0
+        yield
+        after_ns = self._waited(self._threads) if is_read else 0
+        with self._lock:
+            self._delay_ns += after_ns - before_ns
             if self._left <= 0:
-                self._look()
+                self._decide()
 
-    def _look(self) -> None:
+    def _decide(self) -> None:
         if not self.enabled:  # others may have left the core meanwhile
             self.enabled = True
         elif not self._is_warm:  # the first steps allocate, and say nothing of those that follow
             self._is_warm = True
         else:
-            delay_ms = (self._waited(self._threads) - self._waited_before_ns) / _NS_PER_MS
-            self.enabled = delay_ms <= MAX_DELAY_MS * LOOK_EVERY
+            self.enabled = self._delay_ns <= MAX_DELAY_MS * _NS_PER_MS * NUM_READ
             if self.enabled:
                 self._next_pause = FIRST_PAUSE
-        self._left = LOOK_EVERY
+        self._delay_ns = 0
+        self._left = DECIDE_EVERY
         if not self.enabled:
             self._left = self._next_pause
             self._next_pause = min(2 * self._next_pause, LONGEST_PAUSE)
-        self._apply()
-
-    def _apply(self) -> None:
         keep_from_preempting(self._threads, enabled=self.enabled)
-        self._waited_before_ns = self._waited(self._threads)
 
 
 GLOO_THREADS = GlooThreads()

@@ -35,7 +35,7 @@ def switched(process: RankProcess) -> list[tuple[int, Policies]]:
 
 
 def in_turn(process: RankProcess, waits_ms: list[float]) -> list[tuple[bool, Policies]]:
-    """With threads that wait for so long between two looks, what is set after each."""
+    """With threads that wait for so long in each exchange, and in between, what is decided."""
     told_ns = 0
 
     def waited(threads: object) -> int:
@@ -45,9 +45,10 @@ def in_turn(process: RankProcess, waits_ms: list[float]) -> list[tuple[bool, Pol
     gloo_threads.refresh()
     seen = [(gloo_threads.enabled, policies())]
     for wait_ms in waits_ms:
-        told_ns += int(wait_ms * 1e6)
         for _ in range(gloo_threads._left):
-            gloo_threads.exchanged()
+            told_ns += 10**12
+            with gloo_threads.exchange():
+                told_ns += int(wait_ms * 1e6)
         seen.append((gloo_threads.enabled, policies()))
     return seen
 

@@ -10,8 +10,8 @@ import pytest
 
 from autoshard.runtime import gloo_threads
 from autoshard.runtime.gloo_threads import (
+    DECIDE_EVERY,
     FIRST_PAUSE,
-    LOOK_EVERY,
     MAX_DELAY_MS,
     GlooThreads,
     keep_from_preempting,
@@ -36,10 +36,9 @@ def test_the_policy_can_be_put_back_and_is_changed_only_where_it_differs(groups:
 
 
 def test_threads_that_wait_for_a_core_are_left_alone_for_a_while(groups: Groups) -> None:
-    limit_ms = MAX_DELAY_MS * LOOK_EVERY
-    waits_ms = [9 * limit_ms, 0.9 * limit_ms, 1.1 * limit_ms, 5 * limit_ms, 0.0]
+    waits_ms = [9 * MAX_DELAY_MS, 0.9 * MAX_DELAY_MS, 1.1 * MAX_DELAY_MS, 5 * MAX_DELAY_MS, 0.0]
     for seen in groups[2].run(gloo_thread_cases.in_turn, waits_ms):
-        # Neither the first steps count, nor what they waited for during the pause.
+        # Neither the first steps count, nor the pause, nor what is between exchanges.
         assert [enabled for enabled, _ in seen] == [True, True, True, False, True, True]
         for enabled, (receiving, _) in seen:
             assert receiving.keys() == {os.SCHED_BATCH if enabled else os.SCHED_OTHER}
@@ -54,22 +53,25 @@ def test_pauses_grow_while_the_core_is_taken_and_only_then() -> None:
         return told_ns
 
     threads = GlooThreads(waited)
-    for _ in range(LOOK_EVERY):
-        threads.exchanged()
+
+    def exchange(count: int) -> None:
+        for _ in range(count):
+            with threads.exchange():
+                pass
+
+    exchange(DECIDE_EVERY)
     assert threads.enabled
     pauses = []
     for number in range(4):
         if number == 3:  # in between, the core is free for a while
             more_ns = 0
-            for _ in range(LOOK_EVERY):
-                threads.exchanged()
+            exchange(DECIDE_EVERY)
             more_ns = 10**12
-        for _ in range(LOOK_EVERY):
-            threads.exchanged()
+        exchange(DECIDE_EVERY)
         assert not threads.enabled
         count = 0
         while not threads.enabled:
-            threads.exchanged()
+            exchange(1)
             count += 1
         pauses.append(count)
     assert pauses == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE, FIRST_PAUSE]
