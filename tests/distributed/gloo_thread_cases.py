@@ -6,7 +6,12 @@ import os
 import threading
 from pathlib import Path
 
-from autoshard.runtime.gloo_threads import GlooThreads, keep_from_preempting, receiving_threads
+from autoshard.runtime.gloo_threads import (
+    Clocks,
+    GlooThreads,
+    keep_from_preempting,
+    receiving_threads,
+)
 from autoshard.runtime.worker import RankProcess
 
 #: (number of gloo's receiving threads with each policy, policies of all other threads)
@@ -37,11 +42,7 @@ def switched(process: RankProcess) -> list[tuple[int, Policies]]:
 def in_turn(process: RankProcess, waits_ms: list[float]) -> list[tuple[bool, Policies]]:
     """With threads that wait for so long in each exchange, and in between, what is decided."""
     told_ns = 0
-
-    def waited(threads: object) -> int:
-        return told_ns
-
-    gloo_threads = GlooThreads(waited)
+    gloo_threads = GlooThreads(lambda threads: Clocks({1: told_ns}, 0))
     gloo_threads.refresh()
     seen = [(gloo_threads.enabled, policies())]
     for wait_ms in waits_ms:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -13,8 +16,12 @@ from autoshard.runtime.gloo_threads import (
     DECIDE_EVERY,
     FIRST_PAUSE,
     MAX_DELAY_MS,
+    NUM_READ,
+    Clocks,
     GlooThreads,
+    held_up_ns,
     keep_from_preempting,
+    read_clocks,
     receiving_threads,
 )
 from autoshard.runtime.group import WorkerGroup
@@ -47,12 +54,12 @@ def test_threads_that_wait_for_a_core_are_left_alone_for_a_while(groups: Groups)
 def test_pauses_grow_while_the_core_is_taken_and_only_then() -> None:
     told_ns, more_ns = 0, 10**12
 
-    def waited(threads: object) -> int:
+    def read(threads: object) -> Clocks:
         nonlocal told_ns
         told_ns += more_ns
-        return told_ns
+        return Clocks({1: told_ns}, 0)
 
-    threads = GlooThreads(waited)
+    threads = GlooThreads(read)
 
     def exchange(count: int) -> None:
         for _ in range(count):
@@ -77,6 +84,47 @@ def test_pauses_grow_while_the_core_is_taken_and_only_then() -> None:
     assert pauses == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE, FIRST_PAUSE]
 
 
+def test_a_process_that_computes_does_not_hold_its_own_threads_up() -> None:
+    before = Clocks({1: 100, 2: 500, 3: 0}, 1_000)
+    # 2 waited for 900, of which its process may have had the core for 700; 3 has ended.
+    assert held_up_ns(before, Clocks({1: 150, 2: 1_400}, 1_700)) == 200
+    assert held_up_ns(before, Clocks({1: 150, 2: 1_400}, 2_000)) == 0
+    assert held_up_ns(before, Clocks({4: 900}, 1_000)) == 0
+
+
+def test_what_any_thread_of_the_process_computes_is_read() -> None:
+    spent_ns = 0
+
+    def compute() -> None:
+        nonlocal spent_ns
+        while spent_ns < 50_000_000:
+            sum(range(10_000))
+            spent_ns = time.thread_time_ns()
+
+    own = threading.get_native_id()
+    before = read_clocks([own])
+    thread = threading.Thread(target=compute)
+    thread.start()
+    thread.join()
+    after = read_clocks([own])
+    assert before.waited_ns.keys() == after.waited_ns.keys() == {own}
+    assert after.computed_ns - before.computed_ns >= spent_ns
+
+
+def test_few_long_waits_decide_nothing() -> None:
+    told_ns = 0
+
+    def read(threads: object) -> Clocks:
+        return Clocks({1: told_ns}, 0)
+
+    threads = GlooThreads(read)
+    for number in range(2 * DECIDE_EVERY):
+        with threads.exchange():
+            if number % NUM_READ < NUM_READ // 2 - 1:
+                told_ns += 10**12
+    assert threads.enabled
+
+
 def test_a_policy_that_somebody_chose_is_kept(groups: Groups) -> None:
     assert groups[2].run(gloo_thread_cases.beside_another_policy) == [os.SCHED_IDLE] * 2
 
@@ -84,7 +132,16 @@ def test_a_policy_that_somebody_chose_is_kept(groups: Groups) -> None:
 def test_without_proc_nothing_happens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(gloo_threads, "_THREADS", tmp_path / "nowhere")
     assert receiving_threads() == []
-    assert gloo_threads.waited_ns([os.getpid()]) == 0
+    assert read_clocks([os.getpid()]).waited_ns == {}
+
+
+def test_threads_of_another_process_are_left_alone() -> None:
+    with subprocess.Popen(["sleep", "20"]) as other:
+        try:
+            assert keep_from_preempting([other.pid]) == 0
+            assert os.sched_getscheduler(other.pid) == os.SCHED_OTHER
+        finally:
+            other.kill()
 
 
 def test_a_refusal_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
