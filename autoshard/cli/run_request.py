@@ -216,8 +216,8 @@ def _training_options(
     warmup: int | None,
     given: Mapping[str, Any],
 ) -> TrainingOptions | None:
-    """The options of training; None where neither data nor a model is asked for."""
-    if data is None and "model" not in given:
+    """The options of training; None without data to train on."""
+    if data is None:
         if given:
             names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
             raise InputError(
@@ -231,8 +231,7 @@ def _training_options(
         )
     from autoshard.training.options import TrainingOptions
 
-    fields = {**given, **({} if data is None else {"data": data})}
-    return TrainingOptions(run=options, max_steps=steps, **fields)
+    return TrainingOptions(run=options, max_steps=steps, data=data, **given)
 
 
 def _number(text: str | None, option: str) -> float | None:

@@ -68,7 +68,7 @@ def _pipeline(models: list[Model], kinds: list[ShardingType], has_torchrec: bool
                 if variant == "pipelined":
                     contenders.append("autoshard/loop")
                 if has_torchrec:
-                    contenders.append(f"torchrec/{variant}")
+                    contenders += [f"torchrec/{variant}", f"torchrec/{variant}{CALM}"]
                 yield Case(
                     section=variant,
                     model=model,

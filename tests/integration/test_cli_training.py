@@ -94,6 +94,7 @@ def test_a_model_is_trained_written_down_and_resumed(call: Call) -> None:
         (["--data", "clicks", "--checkpoint", "plan.json"], "is no folder"),
         (["--data", "clicks", "--out-dir", "plan.json/x"], "is no folder"),
         (["--epochs", "3", "--resume"], "--epochs, --resume: for training only"),
+        (["--model", "dlrm", "--steps", "2"], "--model: for training only"),
     ],
 )
 @pytest.mark.usefixtures("no_processes")
