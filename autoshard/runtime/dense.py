@@ -31,6 +31,15 @@ class TrainingBatch:
     """Numeric features, float32 [B, N]; None for a model without any."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.sparse, JaggedBatch):
+            raise InputError(
+                "the sparse part is not a batch of ids",
+                got=type(self.sparse).__name__,
+                allowed="autoshard.runtime.batch.JaggedBatch",
+            )
+        for what, tensor in (("labels", self.labels_B), ("numeric features", self.dense_BN)):
+            if tensor is not None and not isinstance(tensor, Tensor):
+                raise InputError(f"{what} are not a tensor", got=type(tensor).__name__)
         if self.labels_B.shape != (self.sparse.batch_size,):
             raise InputError(
                 "labels do not match the batch",
@@ -52,7 +61,7 @@ class TrainingBatch:
             device: where to.
             non_blocking: let copies from pinned memory run on the current CUDA stream.
         """
-        tensors = (self.sparse.lengths_FB, self.sparse.values_L, self.labels_B, self.dense_BN)
+        tensors = (self.sparse.values_L, self.labels_B, self.dense_BN)
         if all(tensor is None or tensor.device == device for tensor in tensors):
             return self
         return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
@@ -62,15 +71,9 @@ class TrainingBatch:
         return self._map(Tensor.pin_memory)
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> TrainingBatch:
-        sparse = self.sparse
-        weights_L, dense_BN = sparse.weights_L, self.dense_BN
+        dense_BN = self.dense_BN
         return TrainingBatch(
-            JaggedBatch(
-                sparse.feature_names,
-                function(sparse.lengths_FB),
-                function(sparse.values_L),
-                None if weights_L is None else function(weights_L),
-            ),
+            self.sparse.with_tensors(function),
             function(self.labels_B),
             None if dense_BN is None else function(dense_BN),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -109,6 +110,7 @@ def train_epochs(process: RankProcess, case: Case, num_epochs: int) -> list[Loop
 
 
 _ONE, _ID = torch.ones(1, 1, dtype=torch.int64), torch.ones(1, dtype=torch.int64)
+_WRAPPING = torch.tensor([[2**63 - 1, 2**63 - 1, 2**63 - 1, 2**63 - 1, 7]])  # to 3, in int64
 MALFORMED = {
     "lengths do not sum": lambda: JaggedBatch(("f",), 2 * _ONE, _ID),
     "is negative": lambda: JaggedBatch(("f",), torch.tensor([[2, -1]]), _ID),
@@ -119,6 +121,8 @@ MALFORMED = {
     "weights do not match": lambda: JaggedBatch(("f",), _ONE, _ID, torch.zeros(0)),
     "names a feature twice": lambda: JaggedBatch(("f", "f"), _ONE.repeat(2, 1), _ID.repeat(2)),
     "are not a tensor": lambda: JaggedBatch(("f",), _ONE, [1]),  # type: ignore[arg-type]
+    "a weight is not finite": lambda: JaggedBatch(("f",), _ONE, _ID, torch.tensor([math.nan])),
+    "36893488147419103235 from lengths": lambda: JaggedBatch(("f",), _WRAPPING, _ID.repeat(3)),
 }
 """By a part of the message: a batch of feature f, broken in one way."""
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from math import inf, nan
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +25,7 @@ from autoshard.runtime.capabilities import (
 )
 from autoshard.runtime.collectives import Collectives, Parcel
 from autoshard.runtime.data import SyntheticBatches, draw_batch
+from autoshard.runtime.dense import TrainingBatch
 from autoshard.runtime.embeddings import ShardedEmbeddings
 from autoshard.runtime.ids import EntryGather, IdsMode, parse_ids_mode
 from autoshard.runtime.initialization import initialize_rows
@@ -80,6 +83,10 @@ class TestJaggedBatch:
             (("a",), [[1]], [1.5], None, "ids are not whole numbers"),
             (("a",), [[1]], [[1]], None, "ids are not a flat list"),
             (("a",), [[2]], [1, 2], [1.0], "weights do not match the ids"),
+            (("a",), [[1]], [1], [True], "weights are not real numbers; got: torch.bool"),
+            (("a",), [[1]], [1], [1j], "weights are not real numbers; got: torch.complex64"),
+            (("a", "b"), [[2], [2]], [5, 6, 7, 8], [1, 1, inf, 1], "'b': .* finite; got: inf .* 7"),
+            (("a", "b"), [[1], [0]], [5], [nan], "'a': a weight is not finite; got: nan for id 5"),
         ],
     )
     def test_malformed_input_is_named(
@@ -96,6 +103,74 @@ class TestJaggedBatch:
                 None if weights is None else torch.tensor(weights),
             )
 
+    @pytest.mark.parametrize(
+        "lengths_FB",
+        [
+            [[2**63 - 1, 2**63 - 1, 5]],
+            [[2**62], [2**62], [2**62], [2**62 + 3]],
+            [[2**63 - 1, 1], [2**63 - 1, 4]],
+        ],
+        ids=("in one feature", "over features", "in both"),
+    )
+    def test_lengths_whose_sum_wraps_to_the_number_of_ids_are_refused(
+        self, lengths_FB: list[list[int]]
+    ) -> None:
+        """A kernel would read as far beyond the ids as these lengths say."""
+        lengths = torch.tensor(lengths_FB)
+        assert int(lengths.sum()) == 3
+        with pytest.raises(InputError, match="lengths do not sum to the number of ids"):
+            JaggedBatch(tuple("abcd"[: len(lengths_FB)]), lengths, torch.arange(3))
+
+    @pytest.mark.parametrize(
+        ("lengths", "values", "weights", "message"),
+        [
+            ([[1]], torch.tensor([1]), None, "lengths are not a tensor; got: list"),
+            (torch.tensor([[1]]), [1], None, "ids are not a tensor; got: list"),
+            (torch.tensor([[1]]), torch.tensor([1]), [0.5], "weights are not a tensor; got: list"),
+            (
+                torch.tensor([[1]]),
+                torch.tensor([1]),
+                torch.ones(1, device="meta"),
+                "a batch lies on several devices; got: cpu, meta",
+            ),
+        ],
+    )
+    def test_what_is_no_tensor_or_elsewhere_is_refused(
+        self, lengths: object, values: object, weights: object, message: str
+    ) -> None:
+        with pytest.raises(InputError, match=message):
+            JaggedBatch(("a",), lengths, values, weights)  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize(
+        ("bags", "weights", "message"),
+        [
+            ({"a": ["12", "3"]}, None, "feature 'a': samples are not lists"),
+            ({"a": "12"}, None, "feature 'a': samples are not lists"),
+            ({"a": [1, 2]}, None, "feature 'a': samples are not lists"),
+            ({"a": 5}, None, "feature 'a': samples are not lists; got: 5"),
+            ({"a": [["x"]]}, None, "feature 'a': an id is not a whole number"),
+            ({"a": [[1.7]]}, None, "feature 'a': an id is not a whole number.*; got: 1.7"),
+            ({"a": [[True]]}, None, "feature 'a': an id is not a whole number.*; got: True"),
+            ({"a": [[2**70]]}, None, "feature 'a': an id is not a whole number of 64 bits"),
+            ({"a": [[1]]}, {"b": [[1.0]]}, "not in the batch; got: b; allowed: a"),
+            ({"a": [[1]]}, {"a": [1.0]}, "weights of feature 'a': samples are not lists"),
+            ({"a": [[1]]}, {"a": [["1"]]}, "weights of feature 'a' are not numbers; got: '1'"),
+            ({"a": [[1]]}, {"a": [[1j]]}, "weights of feature 'a' are not numbers; got: 1j"),
+            ({"a": [[1]]}, {"a": [[1.0, 2.0]]}, "feature 'a': weights do not match the ids"),
+            ({"a": [[1]]}, {"a": [[nan]]}, "feature 'a': a weight is not finite"),
+            ({"a": [[1]]}, {"a": [[1e39]]}, "feature 'a': a weight is not finite"),
+        ],
+    )
+    def test_malformed_bags_are_named(self, bags: Any, weights: Any, message: str) -> None:
+        with pytest.raises(InputError, match=message):
+            JaggedBatch.from_bags(bags, weights)
+
+    def test_bags_may_be_tensors_and_arrays(self) -> None:
+        bags = {"a": torch.tensor([[1, 2], [3, 4]]), "b": np.array([[5], [6]])}
+        batch = JaggedBatch.from_bags(bags)  # type: ignore[arg-type]
+        assert batch.lengths_FB.tolist() == [[2, 2], [1, 1]]
+        assert batch.values_L.tolist() == [1, 2, 3, 4, 5, 6]
+
     def test_bags_are_laid_feature_major(self) -> None:
         batch = JaggedBatch.from_bags({"a": [[1], []], "b": [[2, 3], [4]]}, {"b": [[0.5, 2], [3]]})
         assert batch.lengths_FB.tolist() == [[1, 0], [2, 1]]
@@ -104,6 +179,25 @@ class TestJaggedBatch:
         assert batch.weights_L.tolist() == [1, 0.5, 2, 3]
         with pytest.raises(InputError, match="differ in their number of samples"):
             JaggedBatch.from_bags({"a": [[1]], "b": []})
+
+
+class TestTrainingBatch:
+    sparse = JaggedBatch.from_bags({"a": [[1], [2]]})
+
+    @pytest.mark.parametrize(
+        ("sparse", "labels", "dense", "message"),
+        [
+            ({"a": [[1], [2]]}, torch.zeros(2), None, "the sparse part .*; got: dict"),
+            (sparse, [0.0, 1.0], None, "labels are not a tensor; got: list"),
+            (sparse, torch.zeros(2), [[1.0], [2.0]], "numeric features are not a tensor"),
+            (sparse, torch.zeros(3), None, "labels do not match the batch"),
+        ],
+    )
+    def test_malformed_input_is_named(
+        self, sparse: Any, labels: Any, dense: Any, message: str
+    ) -> None:
+        with pytest.raises(InputError, match=message):
+            TrainingBatch(sparse, labels, dense)
 
 
 class TestIds:
