@@ -51,12 +51,18 @@ class ReferenceTrainer:
         learning_rate: float,
         eps: float,
         dense: list[tuple[Tensor, Tensor]] | None = None,
+        rounds_steps: bool = False,
     ) -> None:
+        """`rounds_steps`: SGD and Adagrad round what they subtract to the weights' type first.
+
+        So do FBGEMM's CPU kernels (1.8.0), but not row-wise Adagrad's.
+        """
         self.tables = tables
         self.optimizer, self.learning_rate, self.eps = optimizer, learning_rate, eps
         self.dense = [
             (w.clone().requires_grad_(), b.clone().requires_grad_()) for w, b in dense or []
         ]
+        self.rounds_steps = rounds_steps
         self.num_steps = 0
         names = {"adagrad": ["sum"], "rowwise_adagrad": ["sum"], "adam": ["exp_avg", "exp_avg_sq"]}
         for table in tables.values():
@@ -161,7 +167,10 @@ class ReferenceTrainer:
         else:
             raise ValueError(self.optimizer)
         weights = table.weights.detach().to(torch.float32)
-        weights[rows] -= self.learning_rate * change
+        step = self.learning_rate * change
+        if self.rounds_steps and self.optimizer in ("sgd", "adagrad"):
+            step = step.to(table.weights.dtype).to(torch.float32)
+        weights[rows] -= step
         table.weights = weights.to(table.weights.dtype)
         for name, value in state.items():
             table.states[name][rows] = value

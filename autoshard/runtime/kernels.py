@@ -50,7 +50,9 @@ def kernel_key(table: Table, num_cols: int, optimizer: Optimizer) -> KernelKey:
 class EmbeddingKernel:
     """One TBE: lookup of many tables at once, and their exact fused update.
 
-    Duplicate ids are summed per row before the optimizer is applied, once per row.
+    Duplicate ids are summed per row in fp32 before the optimizer is applied, once per row;
+    weights round to their type, to the nearest. On CPU, FBGEMM (seen in 1.8.0) also rounds
+    the step to fp16 before SGD and Adagrad subtract it from fp16 weights.
 
     Row-wise Adagrad keeps, per row, the sum over steps of the mean squared gradient.
     With D true columns padded to P, FBGEMM would divide by P. Gradients are therefore

@@ -255,6 +255,7 @@ def reference_of(case: Case, dense: list[tuple[Tensor, Tensor]] | None = None) -
         learning_rate=training.learning_rate,
         eps=training.eps,
         dense=dense,
+        rounds_steps=True,
     )
 
 

@@ -93,17 +93,34 @@ def test_half_precision_weights_agree(
 
 
 @each_kind
-def test_half_precision_rounds_to_the_nearest(groups: Groups, kinds: list[ShardingType]) -> None:
-    """Sums of powers of two, exact in fp32: only the rounding of weights to fp16 is left."""
+@pytest.mark.parametrize(
+    ("optimizer", "factor"),
+    [
+        (Optimizer.SGD, 2.0**-9),
+        (Optimizer.SGD, 4097 * 2.0**-9),
+        (Optimizer.ADAGRAD, 4097 * 2.0**-9),
+    ],
+    ids=("weights", "steps", "adagrad's steps"),
+)
+def test_half_precision_rounds_as_documented(
+    groups: Groups, kinds: list[ShardingType], optimizer: Optimizer, factor: float
+) -> None:
+    """Sums that are exact in fp32: only roundings to fp16 are left.
+
+    With the small factor, of weights, steps being exact; with the large one, of steps, too.
+    """
     rng = random.Random(f"rounding/{kinds[0].value}/{len(kinds)}")
     cases = [
-        random_case(rng, 2, Optimizer.SGD, exact=True, kinds=kinds, data_type=DataType.FP16)
+        random_case(rng, 2, optimizer, exact=True, kinds=kinds, data_type=DataType.FP16)
         for _ in range(3)
     ]
-    for case in cases:  # small enough for steps that fp16 has to round
-        case.coefficients = {name: c * 2.0**-9 for name, c in case.coefficients.items()}
+    for case in cases:
+        case.coefficients = {name: c * factor for name, c in case.coefficients.items()}
     for case, outcomes in zip(cases, run_cases(groups, 2, cases), strict=True):
-        check_exact(case, outcomes)
+        if optimizer is Optimizer.SGD:
+            check_exact(case, outcomes)
+        else:  # square roots and quotients round in fp32
+            check_equal(case, outcomes, rtol=2.0**-10, atol=1e-6)
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])

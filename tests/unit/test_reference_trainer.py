@@ -116,6 +116,20 @@ def test_half_precision_weights_are_updated_in_single_precision() -> None:
     assert after.tolist() == [[2048, 1 - 2.0**-11]]
 
 
+def test_steps_may_round_to_half_precision_before_they_are_taken() -> None:
+    """A step of 2049 lies between 2048 and 2050, and ties go to the even one: 2048."""
+    for rounds_steps, want in ((False, 1.0), (True, 2.0)):
+        reference = ReferenceTrainer(
+            {"t": ReferenceTable(torch.tensor([[2050.0]], dtype=torch.float16), ["f"])},
+            optimizer="sgd",
+            learning_rate=1.0,
+            eps=0,
+            rounds_steps=rounds_steps,
+        )
+        reference.step([ReferenceBatch({"f": [[0]]}, {})], {"t/f": torch.tensor([2049.0])})
+        assert reference.tables["t"].weights.tolist() == [[want]]
+
+
 def test_dense_layers_learn_from_the_mean_over_ranks() -> None:
     """One weight and one bias; at logit 0 the loss is ln 2 and its slope 1/2 - label."""
     reference = ReferenceTrainer(
