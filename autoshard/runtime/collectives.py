@@ -99,6 +99,7 @@ class Collectives:
         self.name = name or f"rank {rank}"
         self.recorder = recorder or Recorder(device)
         self._nodes: dict[int, Collectives] = {}
+        self._input: Collectives | None = None
         if device.type == "cpu":
             GLOO_THREADS.refresh()
 
@@ -110,14 +111,24 @@ class Collectives:
         Raises:
             CollectiveError: the other ranks did not join within the time limit.
         """
-        return Collectives(
-            self.rank,
-            self.world_size,
-            device=self.device,
-            timeout_s=self.timeout_s,
-            group=self._open_group(None) if self.world_size > 1 else None,
-            name=self.name,
-        )
+        return self._on(self._open_group(None) if self.world_size > 1 else None, None)
+
+    def input(self) -> Collectives:
+        """The same ranks and recorder, for distributing the input in the same thread.
+
+        Every rank must call it, and in the same order. With gloo, it has a process group of
+        its own: a rank that skips a backward starts the next step's input while others
+        still send gradients, and gloo ends a process that gets a message of another size
+        than it expects. In two groups, all of them wait until the time limit, and say where.
+
+        Raises:
+            CollectiveError: the other ranks did not join within the time limit.
+        """
+        if self._input is None:
+            self._input = self
+            if self.world_size > 1 and self.device.type == "cpu":
+                self._input = self._on(self._open_group(None), self.recorder)
+        return self._input
 
     def node(self, local_world_size: int) -> Collectives:
         """The ranks of this rank's node: each `local_world_size` in turn make one.
@@ -143,6 +154,17 @@ class Collectives:
                 recorder=self.recorder,
             )
         return self._nodes[local_world_size]
+
+    def _on(self, group: dist.ProcessGroup | None, recorder: Recorder | None) -> Collectives:
+        return Collectives(
+            self.rank,
+            self.world_size,
+            device=self.device,
+            timeout_s=self.timeout_s,
+            group=group,
+            name=self.name,
+            recorder=recorder,
+        )
 
     def _open_group(self, ranks: list[int] | None) -> dist.ProcessGroup:
         try:

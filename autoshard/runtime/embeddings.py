@@ -70,8 +70,8 @@ class ShardedEmbeddings(nn.Module):
         Args:
             plan: for as many ranks as the process group has.
             collectives: this rank's.
-            input_collectives: what `input_dist` uses; a group of its own lets it run in
-                another thread than the rest.
+            input_collectives: what `input_dist` uses; `collectives.new_group()` lets it run
+                in another thread than the rest; `collectives.input()` if None.
             ids_mode: what becomes of ids out of range.
             seed: of the initial weights, which depend on it and on the table only.
 
@@ -97,7 +97,7 @@ class ShardedEmbeddings(nn.Module):
         collectives.check_equal("ids_mode", list(IdsMode).index(ids_mode))
         self.ids_mode = ids_mode
         self._collectives = collectives
-        self._input_collectives = input_collectives or collectives
+        self._input_collectives = input_collectives or collectives.input()
         self._rank, self._world_size = collectives.rank, collectives.world_size
         self._capacity = plan.training.batch_size
         context = RankContext(
@@ -146,7 +146,8 @@ class ShardedEmbeddings(nn.Module):
 
         Returns:
             Per output name, float32 [B, embedding_dim], connected to the fused backward
-            if gradients are enabled. Every rank must run the backward, or none.
+            if gradients are enabled. Every rank must run the backward, or none; otherwise
+            all of them fail at the time limit.
 
         Raises:
             InputError: the batch is malformed, or holds an id out of range in mode `fatal`.

@@ -61,7 +61,7 @@ class PipelinedLoop(TrainingLoop):
             InputError: `embeddings` distributes its input on `collectives`.
             CollectiveError: other ranks have other dense layers, or did not answer in time.
         """
-        if embeddings.input_collectives is collectives:
+        if embeddings.input_collectives.recorder is collectives.recorder:
             raise InputError(
                 "the embeddings have no collectives of their own for the input",
                 remedy="build ShardedEmbeddings with input_collectives=collectives.new_group()",

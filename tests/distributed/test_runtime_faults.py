@@ -87,6 +87,26 @@ def test_a_silent_rank_is_waited_for_only_so_long(groups: Groups) -> None:
     assert messages[1] == ["WorkerError: this rank was silent"] * len(phases)
 
 
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_a_rank_that_skips_a_backward_is_an_error_on_every_rank(
+    groups: Groups, world_size: int
+) -> None:
+    """In one process group, gloo would end the processes: the sizes of the messages differ."""
+    rng = random.Random("skipped")
+    tables = [
+        Table(name=kind.value, num_embeddings=7, embedding_dim=5, pooling_factor=1)
+        for kind in SHARDING_TYPES
+    ]
+    case = random_case(rng, world_size, Optimizer.SGD, tables=tables, num_steps=4)
+    messages = groups[world_size].run(fault_cases.skip_a_backward, case, 1, 2.0)
+    places = [
+        "step 2, phase ids" if rank == 1 else "step 1, phase gradients"
+        for rank in range(world_size)
+    ]
+    for rank, (place, message) in enumerate(zip(places, messages, strict=True)):
+        assert message.startswith(f"CollectiveError: rank {rank}, {place}: the collective failed")
+
+
 def plan_with(tables: list[Table], **changes: object) -> ShardingPlan:
     plan = make_plan(tables, ["dp", ShardingType.ROW_WISE], 2)
     return replace(plan, training=replace(plan.training, **changes))  # type: ignore[arg-type]

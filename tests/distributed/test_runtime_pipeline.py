@@ -14,6 +14,7 @@ import torch
 from autoshard.errors import InputError
 from autoshard.problem import Optimizer
 from autoshard.runtime.collectives import CollectiveError, Collectives
+from autoshard.runtime.embeddings import ShardedEmbeddings
 from autoshard.runtime.group import WorkerGroup
 from autoshard.runtime.input_streams import tensors_in
 from autoshard.runtime.pipelined_loop import PipelinedLoop
@@ -226,8 +227,7 @@ def test_a_blocked_source_does_not_keep_the_process_alive() -> None:
 
 def test_the_input_needs_a_group_of_its_own() -> None:
     process = alone()
-    embeddings = pipeline_cases.build(process, one_table_case(1))
-    embeddings._input_collectives = process.collectives
+    embeddings = ShardedEmbeddings(one_table_case(1).plan, process.collectives)
     with pytest.raises(InputError, match=r"input_collectives=collectives.new_group\(\)"):
         PipelinedLoop(embeddings, pipeline_cases.Tracing(), None, process.collectives)
 
