@@ -190,7 +190,9 @@ class WorkerGroup:
                 min(deadline, time.monotonic() + grace) if failures else (time.monotonic() + grace)
             )
         if failures:
-            raise _root_cause(failures)
+            heard_from = answers.keys() | failures.keys()
+            silent = [rank for rank in range(self.world_size) if rank not in heard_from]
+            raise self._root_cause(failures, silent)
         return [answers[rank] for rank in range(self.world_size)]
 
     def _death(self, rank: int) -> WorkerError:
@@ -213,10 +215,36 @@ class WorkerGroup:
             ),
         )
 
-    def _stalled(self, ranks: Sequence[int]) -> WorkerError:
-        last = "; ".join(f"rank {r}: {self._last_report[r] or 'nothing yet'}" for r in ranks)
+    def _root_cause(self, failures: dict[int, Exception], silent: Sequence[int]) -> Exception:
+        """What the other failures follow from: a death, an error that is no echo, a silence."""
+        ordered = [failures[rank] for rank in sorted(failures)]
+        for error in ordered:
+            if isinstance(error, _DeathError):
+                return error
+        for error in ordered:
+            if not isinstance(error, CollectiveError):
+                return error
+        if not silent:
+            return ordered[0]
+        # What fails on one rank fails on all that take part in it.
         return WorkerError(
-            f"no rank answered for {self._stall_timeout_s:g} s", got=f"last reports: {last}"
+            f"nothing is heard from {', '.join(map(self._who, silent))}",
+            got=f"from another rank: {str(ordered[0]).partition('; got: ')[0]}",
+            remedy="look there for what it waits for, or for who stopped it",
+        )
+
+    def _who(self, rank: int) -> str:
+        """A silent rank: its process, what the kernel says of it, and its last report."""
+        process_id, last = self._processes[rank].pid, self._last_report[rank]
+        state = _process_state(process_id) if process_id else ""
+        return f"rank {rank} (process {process_id}{state and f', {state}'})" + (
+            f" after: {last}" if last else ""
+        )
+
+    def _stalled(self, ranks: Sequence[int]) -> WorkerError:
+        return WorkerError(
+            f"no rank answered for {self._stall_timeout_s:g} s",
+            got=f"silent are {'; '.join(map(self._who, ranks))}",
         )
 
 
@@ -224,16 +252,14 @@ class _DeathError(WorkerError):
     """A process ended without a word."""
 
 
-def _root_cause(failures: dict[int, Exception]) -> Exception:
-    """The failure that the others follow from: a death, else an error that is no echo."""
-    ordered = [failures[rank] for rank in sorted(failures)]
-    for error in ordered:
-        if isinstance(error, _DeathError):
-            return error
-    for error in ordered:
-        if not isinstance(error, CollectiveError):
-            return error
-    return ordered[0]
+def _process_state(process_id: int) -> str:
+    """What a process does, where the kernel tells and it explains a silence."""
+    try:
+        stat = Path(f"/proc/{process_id}/stat").read_text()
+    except OSError:
+        return ""
+    states = {"T": "stopped by a signal", "t": "stopped by a debugger", "D": "waiting for a device"}
+    return states.get(stat.rpartition(")")[2].split()[0], "")
 
 
 def _rebuilt(rank: int, kind: str, text: str, trace: str) -> Exception:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import shutil
 import signal
 import threading
 import time
@@ -12,6 +13,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 from autoshard.runtime.allocator import keep_freed_memory
 from autoshard.runtime.capabilities import Device
@@ -31,7 +33,7 @@ class WorkerSpec:
     device: Device
     timeout_s: float
     store: str
-    """Path of the rendezvous file."""
+    """Path of the rendezvous file, in a folder of its own."""
     core: int | None
     """The core to stay on; None for any."""
     oversubscribed: bool
@@ -42,7 +44,7 @@ def serve(spec: WorkerSpec, connection: Connection) -> None:
     """The main function of a worker process: run what is asked until the parent hangs up."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers itself
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    threading.Thread(target=_follow_parent, daemon=True).start()
+    threading.Thread(target=_follow_parent, args=(spec,), daemon=True).start()
     if spec.core is not None and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {spec.core})
     import torch
@@ -89,9 +91,10 @@ def _reporter(connection: Connection) -> Callable[[str], None]:
     return report
 
 
-def _follow_parent() -> None:
-    """End this process when its parent ends, however that happens."""
+def _follow_parent(spec: WorkerSpec) -> None:
+    """End this process when its parent ends, however that happens, and clear up after it."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
+        shutil.rmtree(Path(spec.store).parent, ignore_errors=True)
         os._exit(1)

@@ -40,6 +40,20 @@ def _die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def _stop() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def stop_at(process: RankProcess, case: Case, ranks: Sequence[int], step: int) -> None:
+    """Each of `ranks` is stopped, not ended, as it distributes the ids of step `step`."""
+    process.report(f"step {step} of 20")
+    time.sleep(0.15)  # the report must be out
+    process.collectives.input()
+    if process.rank in ranks:
+        at_phase(process.collectives, Phase.IDS, step, _stop)
+    train(process, case)
+
+
 def kill_at(process: RankProcess, case: Case, rank: int, phase: Phase | None, step: int) -> None:
     """Rank `rank` is killed as it enters `phase`; where that is None, while others build."""
     process.report(f"step {step} of 20")

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import random
+import signal
+import subprocess
+import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -66,6 +70,85 @@ def test_a_killed_rank_takes_the_others_down_by_name(
     assert not alive(process_ids)
     with pytest.raises(WorkerError, match="closed"):
         group.run(fault_cases.clock_offsets)
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_a_stopped_rank_is_named_by_those_that_wait_for_it(world_size: int) -> None:
+    with WorkerGroup(world_size, timeout_s=3.0) as group:
+        process_ids = group.process_ids
+        with pytest.raises(
+            WorkerError,
+            match=rf"nothing is heard from rank 1 \(process {process_ids[1]}, stopped by a signal\)"
+            r" after: step 1 of 20; got: from another rank: rank [02], step 1, phase ids: the coll",
+        ):
+            group.run(fault_cases.stop_at, two_step_case(world_size), [1], 1)
+    assert not alive(process_ids)
+
+
+def test_a_rank_that_is_stopped_before_it_joins_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = WorkerGroup(2, timeout_s=3.0)
+    stopped: list[int] = []
+    collect = group._collect
+
+    def stop_one(progress: None) -> list[object]:
+        stopped.append(group.process_ids[0])
+        os.kill(stopped[0], signal.SIGSTOP)
+        return collect(progress)
+
+    monkeypatch.setattr(group, "_collect", stop_one)
+    with pytest.raises(
+        WorkerError, match=r"nothing is heard from rank 0 \(process \d+, stopped by a signal\)"
+    ):
+        group.__enter__()
+    assert not alive(tuple(stopped))
+
+
+def test_when_no_rank_answers_all_are_named() -> None:
+    with (
+        WorkerGroup(2, timeout_s=60.0, stall_timeout_s=4.0) as group,
+        pytest.raises(
+            WorkerError,
+            match=r"no rank answered for 4 s; got: silent are rank 0 \(process \d+, stopped by a "
+            r"signal\) after: step 0 of 20; rank 1 \(process \d+, stopped by a signal\) after",
+        ),
+    ):
+        group.run(fault_cases.stop_at, two_step_case(2), [0, 1], 0)
+
+
+PARENT = """
+import time
+from autoshard.runtime.group import WorkerGroup
+
+if __name__ == "__main__":
+    with WorkerGroup(2) as group:
+        print(*group.process_ids, flush=True)
+        time.sleep(300)
+"""
+
+
+def test_a_killed_parent_leaves_neither_processes_nor_files(tmp_path: Path) -> None:
+    script, temporary = tmp_path / "parent.py", tmp_path / "temporary"
+    script.write_text(PARENT)
+    temporary.mkdir()
+    parent = subprocess.Popen(
+        [sys.executable, str(script)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(temporary)},
+    )
+    try:
+        assert parent.stdout is not None
+        process_ids = tuple(map(int, parent.stdout.readline().split()))
+        assert len(process_ids) == 2
+        assert list(temporary.iterdir())
+    finally:
+        parent.kill()
+        parent.wait()
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline and (alive(process_ids) or list(temporary.iterdir())):
+        time.sleep(0.1)
+    assert not alive(process_ids)
+    assert not list(temporary.iterdir())
 
 
 def test_an_unexpected_fault_comes_with_its_cause(groups: Groups) -> None:
