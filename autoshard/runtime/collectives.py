@@ -26,6 +26,15 @@ from autoshard.runtime.timing import Phase, Recorder
 DEFAULT_TIMEOUT_S = 60.0
 
 
+def stall_timeout_s(timeout_s: float) -> float:
+    """How long a job may stand still where no collective limits it, as while data are read.
+
+    Args:
+        timeout_s: of its collectives.
+    """
+    return max(300.0, 5 * timeout_s)
+
+
 class CollectiveError(WorkerError):
     """A collective failed here, most often because another rank stopped."""
 

@@ -22,6 +22,7 @@ from autoshard.errors import AutoshardError, InputError, WorkerError
 from autoshard.interrupts import held_back_from_children
 from autoshard.runtime.capabilities import Device
 from autoshard.runtime.collectives import DEFAULT_TIMEOUT_S, CollectiveError
+from autoshard.runtime.collectives import stall_timeout_s as default_stall_timeout_s
 from autoshard.runtime.serve import WorkerSpec, serve
 
 #: After the first failure, how long other ranks may take to tell theirs.
@@ -67,7 +68,7 @@ class WorkerGroup:
         self.world_size = world_size
         self._device = device
         self._timeout_s = timeout_s
-        self._stall_timeout_s = stall_timeout_s or max(300.0, 5 * timeout_s)
+        self._stall_timeout_s = stall_timeout_s or default_stall_timeout_s(timeout_s)
         cores = available_cores()
         self.oversubscribed = world_size > len(cores)
         self._cores = cores if pin_cores and not self.oversubscribed else None

@@ -8,10 +8,11 @@ beside the kernels of the main thread.
 from __future__ import annotations
 
 import threading
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
 import torch
 
+from autoshard.errors import WorkerError
 from autoshard.runtime.input_feed import BatchSource, InputStage, ReadyBatch
 
 #: How long to wait for the thread after an error elsewhere. It may sit in a source that
@@ -23,7 +24,14 @@ class ThreadFeed:
     """See the module's first lines, and `InputFeed`."""
 
     def __init__(
-        self, stage: InputStage, source: BatchSource, *, limit: int | None, serial: bool
+        self,
+        stage: InputStage,
+        source: BatchSource,
+        *,
+        limit: int | None,
+        serial: bool,
+        name: str,
+        timeout_s: float,
     ) -> None:
         """Describe the feed; the thread starts with the first `take`.
 
@@ -32,11 +40,16 @@ class ThreadFeed:
             source: of the batches.
             limit: steps that will be asked for; batches beyond them are not touched.
             serial: prepare a batch only when it is asked for.
+            name: of this rank in error messages.
+            timeout_s: how long a batch may take. Collectives have limits of their own; this
+                one is for the source.
         """
         self.source = source
         self._stage = stage
         self._limit = limit
         self._serial = serial
+        self._name = name
+        self._timeout_s = timeout_s
         self._requests: SimpleQueue[int | None] = SimpleQueue()
         self._answers: SimpleQueue[ReadyBatch | BaseException | None] = SimpleQueue()
         self._next = 0
@@ -51,7 +64,15 @@ class ThreadFeed:
             self._thread.start()
         if self._next == step:
             self._request()
-        answer = self._answers.get()
+        try:
+            answer = self._answers.get(timeout=self._timeout_s)
+        except Empty:
+            raise WorkerError(
+                f"{self._name}, step {step}: the source of the batches gave none for "
+                f"{self._timeout_s:g} s",
+                remedy="look for what it waits for; where it is only slow, raise the timeout, of "
+                "which this is five times, and 300 s at least",
+            ) from None
         if isinstance(answer, BaseException):
             raise answer
         if answer is not None and not self._serial and self._next != self._limit:

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from autoshard.errors import InputError, WorkerError
-from autoshard.runtime.collectives import Collectives
+from autoshard.runtime.collectives import Collectives, stall_timeout_s
 from autoshard.runtime.embeddings import ShardedEmbeddings
 from autoshard.runtime.input_feed import BatchSource, InputFeed, InputStage
 from autoshard.runtime.input_streams import StreamFeed
@@ -81,7 +81,14 @@ class PipelinedLoop(TrainingLoop):
                 f"rank {self._collectives.rank}: the source of an earlier call still blocks",
                 remedy="let the batch source end, or start a new process",
             )
-        self._last_thread = ThreadFeed(stage, source, limit=limit, serial=self._serial)
+        self._last_thread = ThreadFeed(
+            stage,
+            source,
+            limit=limit,
+            serial=self._serial,
+            name=self._collectives.name,
+            timeout_s=stall_timeout_s(self._collectives.timeout_s),
+        )
         return self._last_thread
 
     def _record(self) -> StepRecord:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
 import torch
 
-from autoshard.errors import InputError
+from autoshard.errors import InputError, WorkerError
 from autoshard.problem import Optimizer
-from autoshard.runtime.collectives import CollectiveError, Collectives
+from autoshard.runtime import pipelined_loop
+from autoshard.runtime.collectives import Collectives
+from autoshard.runtime.dense import TrainingBatch
 from autoshard.runtime.embeddings import ShardedEmbeddings
 from autoshard.runtime.group import WorkerGroup
 from autoshard.runtime.input_streams import tensors_in
@@ -183,7 +187,9 @@ def test_a_source_that_never_answers_is_waited_for_only_so_long() -> None:
     start = time.monotonic()
     with (
         WorkerGroup(2, timeout_s=3) as group,
-        pytest.raises(CollectiveError, match=r"rank 0, step 2, phase .* within 3 s"),
+        pytest.raises(
+            WorkerError, match=r"heard from rank 1 .*: rank 0, step 2, phase ids: .* within 3 s"
+        ),
     ):
         group.run(pipeline_cases.hold_the_source, "pipelined", one_table_case(2))
     assert time.monotonic() - start < 60
@@ -223,6 +229,24 @@ def test_a_blocked_source_does_not_keep_the_process_alive() -> None:
     )
     assert ended.returncode == 1
     assert "ZeroDivisionError: the layers broke" in ended.stderr
+
+
+def test_a_blocked_source_is_waited_for_only_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    released = threading.Event()
+
+    def source() -> Iterator[TrainingBatch]:
+        yield numbered(0)
+        released.wait(60)
+
+    monkeypatch.setattr(pipelined_loop, "stall_timeout_s", lambda timeout_s: timeout_s / 100)
+    process = alone()
+    embeddings = pipeline_cases.build(process, one_table_case(1))
+    loop = pipeline_cases.make_loop("pipelined", process, embeddings, pipeline_cases.Tracing())
+    try:
+        with pytest.raises(WorkerError, match=r"rank 0, step 1: the source .* none for 0.6 s"):
+            loop.train_steps(source(), num_steps=None)
+    finally:
+        released.set()
 
 
 def test_the_input_needs_a_group_of_its_own() -> None:
