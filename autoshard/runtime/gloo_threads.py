@@ -35,7 +35,7 @@ DECIDE_EVERY = 32
 #: means nothing: they wake up every 10 ms, and may find their own rank computing.
 NUM_READ = 8
 #: What other processes may hold them up in an exchange, in the median of those. Seen in `python -m
-#: benchmarks.gloo_threads`: up to 0.1 ms with a core per rank, 3 to 4 there with `--busy`.
+#: benchmarks.gloo_threads` with a core per rank: 0.00 ms, and 3.1 to 3.6 with `--busy`.
 MAX_DELAY_MS = 0.5
 #: Exchanges for which they are left alone after they waited longer: at first, and at most.
 FIRST_PAUSE, LONGEST_PAUSE = 512, 32_768
