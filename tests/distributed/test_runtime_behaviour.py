@@ -155,9 +155,7 @@ def test_features_may_come_in_any_order_and_more_than_needed(groups: Groups) -> 
 
 
 @pytest.mark.parametrize("pooling", list(PoolingType))
-def test_weights_that_are_not_numbers_stay_in_their_bags(
-    groups: Groups, pooling: PoolingType
-) -> None:
+def test_rows_that_are_not_numbers_stay_in_their_bags(groups: Groups, pooling: PoolingType) -> None:
     """As in one process: NaN reaches its own sample's output and the rows of its bag."""
     table = Table(
         name="t",
@@ -167,14 +165,16 @@ def test_weights_that_are_not_numbers_stay_in_their_bags(
         weighted=True,
         pooling=pooling,
     )
-    batch = ReferenceBatch({"t": [[0, 1], [2, 3]]}, {"t": [[1.0, 2.0], [float("nan"), 1.0]]})
+    batch = ReferenceBatch({"t": [[0, 1], [2, 3]]}, {"t": [[1.0, 2.0], [3.0, 1.0]]})
     other = ReferenceBatch({"t": [[4], [0]]}, {"t": [[1.0], [3.0]]})
+    initial = torch.ones(6, 3)
+    initial[2] = torch.nan
     cases = [
         Case(
             make_plan([table], [kind], 2),
             [[batch, other], [other, other]],
-            {"t/t": torch.ones(3)},
-            {"t": torch.ones(6, 3)},
+            {"t/t": torch.ones(3), "quadratic": torch.ones(1)},
+            {"t": initial},
         )
         for kind in SHARDING_TYPES
     ]
@@ -186,5 +186,5 @@ def test_weights_that_are_not_numbers_stay_in_their_bags(
             trainer.step([own[step] for own in case.batches], case.coefficients)
         weights, _ = assembled(case.plan, outcomes)["t"]
         assert outcomes[0].outputs[0]["t/t"].isnan().tolist() == [[False] * 3, [True] * 3]
-        assert weights.isnan().any(1).tolist() == [False, False, True, False, False, False]
+        assert weights.isnan().any(1).tolist() == [False, False, True, True, False, False]
         torch.testing.assert_close(weights, trainer.tables["t"].weights, equal_nan=True)
