@@ -67,7 +67,7 @@ def test_logits_are_those_of_the_formula(dims: dict[str, int], num_numeric: int)
     expected = written_out(model, pooled, batch)
     assert output.logits_B.tolist() == pytest.approx(expected, rel=1e-4, abs=1e-5)
     probabilities = 1 / (1 + np.exp(-np.array(expected)))
-    assert float(output.loss) == pytest.approx(
+    assert output.loss.item() == pytest.approx(
         sklearn_log_loss(batch.labels_B.numpy(), probabilities), rel=1e-5
     )
     output.loss.backward()
