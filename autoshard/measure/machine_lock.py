@@ -14,12 +14,14 @@ import getpass
 import json
 import logging
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from autoshard.errors import AutoshardError, InputError
 
@@ -49,7 +51,8 @@ def machine_to_itself(folder: Path, limit_s: float, *, needed: bool = True) -> I
 
     Raises:
         MachineBusyError: another process still measures; the message says which.
-        InputError: the lock's file cannot be opened.
+        InputError: the lock's file cannot be opened, or the process that measures started this one
+            as its worker and so waits for it.
     """
     if not needed:
         yield
@@ -93,6 +96,7 @@ def _acquire(descriptor: int, limit_s: float) -> None:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            _refuse_to_wait_for_parent(descriptor)
             now_s = time.monotonic()
             if now_s >= deadline_s:
                 raise MachineBusyError(
@@ -112,6 +116,17 @@ def _acquire(descriptor: int, limit_s: float) -> None:
             return
 
 
+def _refuse_to_wait_for_parent(descriptor: int) -> None:
+    """Workers import the script that starts them; without its guard it would measure in them."""
+    is_spawned = "__mp_main__" in sys.modules  # `multiprocessing` imports the script by this name
+    if is_spawned and _told(descriptor).get("pid") == os.getppid():
+        raise InputError(
+            "a worker of a measurement cannot measure itself",
+            got=f"process {os.getpid()}, started by {_holder(descriptor)}",
+            remedy='put what your script does under `if __name__ == "__main__":`',
+        )
+
+
 def _write_holder(descriptor: int, folder: Path) -> None:
     try:
         user = getpass.getuser()
@@ -129,13 +144,21 @@ def _write(descriptor: int, text: str) -> None:
         os.pwrite(descriptor, text.encode(), 0)
 
 
-def _holder(descriptor: int) -> str:
-    """Who measures, as far as they said."""
+def _told(descriptor: int) -> dict[str, Any]:
+    """What the holder wrote; nothing if it did not, or not yet all of it."""
     try:
         told = json.loads(os.pread(descriptor, 4096, 0))
-        return (
-            f"process {told['pid']} of {told['user']} measures into {told['folder']} "
-            f"since {told['since']}"
-        )
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError):
+        return {}
+    return told if isinstance(told, dict) else {}
+
+
+def _holder(descriptor: int) -> str:
+    """Who measures, as far as they said."""
+    told = _told(descriptor)
+    if not {"pid", "user", "folder", "since"} <= told.keys():
         return "a process that has not said which"
+    return (
+        f"process {told['pid']} of {told['user']} measures into {told['folder']} "
+        f"since {told['since']}"
+    )

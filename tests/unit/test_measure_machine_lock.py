@@ -29,6 +29,7 @@ from autoshard.measure.runner import measure_collectives, measure_kernels
 from autoshard.tables import Table
 from tests.process_cases import Children
 
+ROOT = Path(__file__).resolve().parents[2]
 HOLD = """
 import sys, time
 from pathlib import Path
@@ -36,6 +37,21 @@ from autoshard.measure.machine_lock import machine_to_itself
 with machine_to_itself(Path("runs/first"), 0.0):
     print("held", flush=True)
     time.sleep(60)
+"""
+
+#: What spawned workers import, and so run, too; each measures into a folder of its own.
+UNGUARDED = """
+import tempfile
+from autoshard.measure.config import KernelConfig, MeasureConfig, SamplingConfig
+from autoshard.measure.runner import measure_kernels
+from autoshard.tables import Table
+table = Table(name="t", num_embeddings=100, embedding_dim=8, pooling_factor=2.0)
+sampling = SamplingConfig(split_shares=(1, 0, 0), max_weight_bytes=2**20)
+kernels = KernelConfig(arena_bytes=2**20)
+config = MeasureConfig(
+    num_sets=1, num_repeated_sets=0, workers=1, kernels=kernels, sampling=sampling
+)
+measure_kernels(config, [table], tempfile.mkdtemp())
 """
 
 
@@ -49,7 +65,7 @@ def holder(tmp_path: Path):
     process = subprocess.Popen(
         [sys.executable, "-c", HOLD],
         env={**os.environ, "TMPDIR": str(tmp_path)},
-        cwd=Path(__file__).resolve().parents[2],
+        cwd=ROOT,
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -80,6 +96,21 @@ def test_a_waiter_goes_on_once_the_holder_is_killed(holder, caplog):
         assert told["folder"] == str(Path("b").resolve())
     assert f"waiting for the machine: process {holder.pid}" in caplog.text
     assert lock_path().read_text() == ""
+
+
+def test_a_script_without_a_guard_does_not_wait_for_itself(tmp_path: Path):
+    script = tmp_path / "script.py"
+    script.write_text(UNGUARDED)
+    run = subprocess.run(
+        [sys.executable, str(script)],
+        env={**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert run.returncode == 1
+    assert "a worker of a measurement cannot measure itself" in run.stderr
+    assert 'under `if __name__ == "__main__":`' in run.stderr
 
 
 def test_what_times_nothing_needs_no_machine(holder):
