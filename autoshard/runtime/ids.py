@@ -83,15 +83,19 @@ class EntryGather:
         """Gather and check.
 
         Raises:
-            InputError: the batch lacks a feature, or weights that a table needs.
+            InputError: the batch lacks a feature, or weights that a table needs. Without ids it
+                needs none.
         """
         rows = self._rows_of(batch.feature_names)
-        if batch.weights_L is None and self._weighted_features:
-            raise InputError(
-                "the batch carries no weights, but weighted tables look it up",
-                got=f"features {sorted(self._weighted_features)[:8]}",
-                remedy="give one weight per id",
-            )
+        weights_L = batch.weights_L
+        if weights_L is None and self._weighted_features:
+            if batch.num_ids:
+                raise InputError(
+                    "the batch carries no weights, but weighted tables look it up",
+                    got=f"features {sorted(self._weighted_features)[:8]}",
+                    remedy="give one weight per id",
+                )
+            weights_L = batch.values_L.new_zeros(0, dtype=torch.float32)
         counts = batch.num_ids_F
         parts = batch.values_L.split(counts)
         in_order = rows == list(range(len(counts)))
@@ -99,8 +103,8 @@ class EntryGather:
         lengths_EB = batch.lengths_FB.clone() if in_order else batch.lengths_FB[rows]
         values = list(parts) if in_order else [parts[row] for row in rows]
         weights: list[Tensor] | None = None
-        if batch.weights_L is not None:
-            weight_parts = batch.weights_L.split(counts)
+        if weights_L is not None:
+            weight_parts = weights_L.split(counts)
             weights = [weight_parts[row] for row in rows]
         if self._are_in_range(batch.values_L, values):
             return EntryIds(lengths_EB, values, weights, 0, None)

@@ -252,6 +252,14 @@ class TestIds:
         with pytest.raises(InputError, match="carries no weights"):
             EntryGather(entries, IdsMode.FATAL)(self.batch)
 
+    @pytest.mark.parametrize("num_samples", [0, 3])
+    def test_without_ids_no_weights_are_needed(self, num_samples: int) -> None:
+        entries = layout_of(plan_of([table("w", feature_names=("f",), weighted=True)])).entries
+        batch = JaggedBatch.from_bags({"f": [[]] * num_samples})
+        (weights,) = EntryGather(entries, IdsMode.FATAL)(batch).weights or []
+        assert weights.dtype is torch.float32
+        assert weights.tolist() == []
+
     def test_unknown_modes_and_devices_are_refused(self) -> None:
         with pytest.raises(InputError, match="fatal, warning, ignore"):
             parse_ids_mode("quiet")
